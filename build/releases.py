@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from pathlib import Path
+from typing import Annotated, TypeAlias
 
 import msgspec
+from msgspec import Meta
 from packaging.version import InvalidVersion, Version
 
 from build.errors import ReleaseDataError, UnknownReleaseError
 
 RELEASES_TOML = Path(__file__).with_name("releases.toml")
 
-_SHA1 = re.compile(r"[0-9a-f]{40}")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+#: A commit, a git blob or a GNU build id; the digest of a file; a text that says something.
+Id: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{40}$")]
+Digest: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+Text: TypeAlias = Annotated[str, Meta(pattern=r"\S")]
 
 
 class Frozen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -32,7 +35,7 @@ class HeaderPackage(Frozen, frozen=True):
     name: str
     version: str
     reason: str
-    headers_sha256: str = ""
+    headers_sha256: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""
 
 
 class Define(Frozen, frozen=True):
@@ -64,7 +67,7 @@ class DebianSource(Frozen, frozen=True):
 
     version: str
     suite: str
-    orig_sha256: str
+    orig_sha256: Digest
     package: str = "pytorch"
 
 
@@ -89,8 +92,8 @@ class OfficialWheel(Frozen, frozen=True):
     cxx11_abi: bool
     nccl: str
     cuda: str
-    libtorch_cuda_build_ids: dict[str, str]
-    sha256: dict[str, str]
+    libtorch_cuda_build_ids: dict[str, Id]
+    sha256: dict[str, Digest]
 
 
 class Release(Frozen, frozen=True):
@@ -110,7 +113,7 @@ class Release(Frozen, frozen=True):
 
     version: str
     tag: str
-    commit: str
+    commit: Id
     wheel: OfficialWheel
     patch_level: int = 1
     label: str = ""
@@ -121,7 +124,7 @@ class Release(Frozen, frozen=True):
     header_packages: tuple[HeaderPackage, ...] = ()
     extra_units: tuple[Unit, ...] = ()
     debian: DebianSource | None = None
-    blobs: dict[str, str] = {}
+    blobs: dict[str, Id] = {}
     notes: str = ""
 
     @property
@@ -130,44 +133,30 @@ class Release(Frozen, frozen=True):
         return f"{self.version}+{self.wheel.local}.{self.label or f'mw{self.patch_level}'}"
 
 
-class _File(Frozen, frozen=True):
-    release: dict[str, Release]
-
-
-def _problems(release: Release) -> list[str]:
-    ids = release.wheel.libtorch_cuda_build_ids
-    digests = [*release.wheel.sha256.values(), *([release.debian.orig_sha256] if release.debian else [])]
-    digests += [package.headers_sha256 for package in release.header_packages if package.headers_sha256]
-    wanted = [
-        (_SHA1, release.commit, f"commit {release.commit!r} is not a 40-digit commit id"),
-        *((_SHA1, value, f"build id {value!r} is not a 40-digit GNU build id") for value in ids.values()),
-        *((_SHA1, blob, f"{path}: {blob!r} is not a blob id") for path, blob in release.blobs.items()),
-        *((_SHA256, value, f"digest {value!r} is not a SHA-256") for value in digests),
-    ]
-    found = [problem for form, value, problem in wanted if not form.fullmatch(value)]
-    strangers = sorted((set(release.wheel.sha256) | set(ids)) - set(release.wheel.pythons))
-    found += [f"a digest or build id for Python {python}, which `pythons` does not list" for python in strangers]
-    return found
-
-
 def parse(text: bytes, origin: str) -> dict[str, Release]:
     """Validate the bytes of a releases file called `origin`; return its releases by version, oldest first.
 
     Raises:
         ReleaseDataError: not TOML, a field of the wrong type, or an invalid value.
     """
+    key, found = "", {}
     try:
-        data = msgspec.toml.decode(text, type=_File)
-        ordered = sorted(data.release, key=Version)
-    except (msgspec.DecodeError, InvalidVersion) as error:
-        raise ReleaseDataError(f"{origin} is not valid: {error}", remedy="correct the entry it names") from None
-    for key in ordered:
-        problems = _problems(data.release[key])
-        if data.release[key].version != key:
-            problems.append(f"version {data.release[key].version!r} is under the key {key!r}")
-        if problems:
-            raise ReleaseDataError(f"{origin}: release {key}: {'; '.join(problems)}")
-    return {key: data.release[key] for key in ordered}
+        for key, entry in msgspec.toml.decode(text, type=dict[str, dict[str, object]])["release"].items():
+            found[key] = msgspec.convert(entry, Release)
+            _check(key, found[key])
+        return {key: found[key] for key in sorted(found, key=Version)}
+    except (msgspec.DecodeError, InvalidVersion, KeyError, ValueError) as error:
+        where = f"{origin}: release {key}" if key else origin
+        raise ReleaseDataError(f"{where} is not valid: {error}", remedy="correct the entry it names") from None
+
+
+def _check(key: str, release: Release) -> None:
+    """Raise ValueError for an entry that contradicts itself."""
+    if release.version != key:
+        raise ValueError(f"version {release.version!r} is under the key {key!r}")
+    wheel = release.wheel
+    if strangers := sorted((set(wheel.sha256) | set(wheel.libtorch_cuda_build_ids)) - set(wheel.pythons)):
+        raise ValueError(f"a digest or build id for Python {', '.join(strangers)}, which `pythons` does not list")
 
 
 @cache

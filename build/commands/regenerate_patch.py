@@ -11,7 +11,7 @@ import typer
 from build import paths
 from build.console import console, note, step
 from build.errors import NeedsHumanError, PatchError, UsageError
-from build.porting.action import Action
+from build.porting import Action
 
 # Imported where they are used: the command's help does not wait for the engine.
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -9,10 +10,9 @@ from typing import Annotated
 import typer
 
 from build import paths
-from build.console import note, step
+from build.console import step
 from build.series import manifest as manifests
-from build.series.parameters import ignored, parse_assignments, resolve
-from build.series.render import one_patch, places, render
+from build.series.parameters import render, resolve
 
 #: The name of the file that the original's Makefile writes.
 _FILE = "switchml_pytorch.patch"
@@ -24,16 +24,14 @@ def switchml_patch(
     folder: Annotated[Path | None, typer.Option(help="what relative paths are relative to, default here")] = None,
 ) -> None:
     """Write one patch for `git apply`, for a client library that was built with these variables."""
-    series = manifests.folder("switchml")
-    manifest = manifests.load(series)
+    parameters = manifests.load(manifests.folder("switchml")).parameter
     patches = manifests.patches_of(release, ["switchml"])
-    given = parse_assignments(variables or [], manifest.parameter)
-    values = resolve(manifest.parameter, given, (folder or Path.cwd()).absolute())
-    for text in ignored(manifest.parameter, given, values):
-        note(text)
-    placed = {name: values[name] for patch in patches for name in places(patch)}
-    rendered = [render(patch, values) for patch in patches]
-    target = Path(next(values[item.name] for item in manifest.parameter if item.output)) / _FILE
+    values = resolve(parameters, variables or [], (folder or Path.cwd()).absolute())
+    placed = [
+        f"{name}={value}" for name, value in values.items() if any(b"@%s@" % name.encode() in p.diff for p in patches)
+    ]
+    head = "\n".join([f"SwitchML's all-reduce offload for PyTorch {release}", *placed, ""])
+    target = Path(next(values[item.name] for item in parameters if item.output)) / _FILE
     with paths.atomic_write(target) as part:
-        part.write_bytes(one_patch(f"SwitchML's all-reduce offload for PyTorch {release}", rendered, placed))
+        part.write_bytes(os.fsencode(head) + b"\n" + b"".join(render(patch, values).diff for patch in patches))
     step(f"in a checkout of PyTorch {release}: git apply {shlex.quote(str(target))}")

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import re
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import NamedTuple
 
-from build.porting.diffs import Change, diffs
+from build.errors import SourceError
+from build.git import Git
 from build.porting.lines import words, words_by_line
 from build.series.inspect import Text
 
 #: Number of alignments that are kept: half of them for the files of a patch, half for functions in them.
 KEPT = 128
+#: The diff of one file of a folder.
+_FILE = re.compile(rb"^diff --git a/(\d+) b/\1\n((?:(?!diff --git ).*\n)*)", re.MULTILINE)
+_HUNK = re.compile(rb"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -145,7 +153,7 @@ def _aligned(pairs: Sequence[_Pair]) -> dict[_Pair, Alignment]:
         normal[base, ours] = base_norm, base_norm if base == ours else [known[line] for line in ours]
     changed = {key: lines for key, lines in normal.items() if lines[0] != lines[1]}
     files = [(_text(old), _text(new)) for old, new in changed.values()]
-    histogram, minimal = diffs(files, ["--diff-algorithm=histogram"], ["--diff-algorithm=minimal"])
+    histogram, minimal = diffs(files, "histogram", "minimal")
     agreed = {
         key: _agreed(_map(first, len(key[0])), _map(second, len(key[0])))
         for key, first, second in zip(changed, histogram, minimal, strict=True)
@@ -178,3 +186,55 @@ def _map(changes: Sequence[Change], size: int) -> list[int]:
         to += [-1] * (change.end - change.start)
         shift = change.new_end - change.end
     return [*to, *range(len(to) + shift, size + shift)]
+
+
+class Change(NamedTuple):
+    """Lines `start..end` of the old file became lines `new_start..new_end` (from 0, ends excluded)."""
+
+    start: int
+    end: int
+    new_start: int
+    new_end: int
+
+
+def diffs(pairs: Sequence[tuple[bytes, bytes]], *algorithms: str) -> list[list[list[Change]]]:
+    """Return git's changes between two files, for each of `pairs`, by each algorithm, with one command for each.
+
+    Raises:
+        SourceError: git failed.
+    """
+    differing = [number for number, (old, new) in enumerate(pairs) if old != new]
+    if not differing:
+        return [[[] for _ in pairs] for _ in algorithms]
+    with tempfile.TemporaryDirectory(prefix="multiworld-diff-") as folder:
+        for side, name in enumerate("ab"):
+            Path(folder, name).mkdir()
+            for number in differing:
+                Path(folder, name, str(number)).write_bytes(pairs[number][side])
+        return [_changes(_diff(Path(folder), algorithm), len(pairs)) for algorithm in algorithms]
+
+
+def _diff(folder: Path, algorithm: str) -> bytes:
+    """Return git's diffs of the files in the folders `a` and `b`."""
+    form = ("--text", "--unified=0", "--no-renames", "--no-prefix", "--no-color", f"--diff-algorithm={algorithm}")
+    done = Git(folder).call("diff", "--no-index", *form, "a", "b")
+    if done.returncode not in (0, 1):
+        raise SourceError("git diff failed", cause=done.tail)
+    return done.stdout
+
+
+def _changes(output: bytes, count: int) -> list[list[Change]]:
+    found: list[list[Change]] = [[] for _ in range(count)]
+    # A line of a file has "+" or "-" before it, so these are git's own.
+    for number, diff in _FILE.findall(output):
+        found[int(number)] = [_change(match) for match in _HUNK.finditer(diff)]
+    return found
+
+
+def _change(match: re.Match[bytes]) -> Change:
+    """Return the change of a hunk's head; where it has no lines, git names the line before them."""
+    old, new = int(match[1]), int(match[3])
+    old_count = 1 if match[2] is None else int(match[2])
+    new_count = 1 if match[4] is None else int(match[4])
+    start, new_start = old - (old_count > 0), new - (new_count > 0)
+    return Change(start, start + old_count, new_start, new_start + new_count)

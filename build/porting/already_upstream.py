@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from build.porting.alignment import Alignment
 from build.porting.candidates import recognisable
 from build.porting.echoes import NEAR
-from build.porting.groups import Edit, Group
+from build.porting.groups import Edit
 from build.porting.lines import distinctive, norm, occurrences, similarity, tokens
-from build.porting.placement import GroupResult, Outcome, stuck
+from build.porting.placement import HunkResult, human
+from build.series.verdicts import Method, Verdict
 
 #: Least similarity of a new line to one that is missing: it may be that line in another form.
 ALIKE = 0.6
@@ -17,14 +18,14 @@ ALIKE = 0.6
 SHARED = 4
 
 
-def look(alignment: Alignment, group: Group) -> GroupResult:
+def look(alignment: Alignment, group: Edit) -> HunkResult:
     """Look for the change between the lines around it that both files share.
 
-    The outcome is UPSTREAM, PARTLY (with the edit that completes it), or STUCK.
+    The verdict is UPSTREAM, PARTLY (with the edit that completes it), or CONFLICT.
     """
     before, after = alignment.before(group.start), alignment.after(group.end)
     if after[1] <= before[1]:
-        return stuck("the lines around it were reordered")
+        return human("the lines around it were reordered")
     if (whole := _whole(alignment, group, before)) is not None:
         return whole
     new = alignment.ours[before[1] + 1 : after[1]]
@@ -33,13 +34,11 @@ def look(alignment: Alignment, group: Group) -> GroupResult:
     at = before[1] + 1
     found = _inside(new, group, alignment.base)
     if found is not None:
-        return GroupResult(
-            Outcome.UPSTREAM, at + found, evidence=f"{_where(at + found, len(group.added), True)}, among other changes"
-        )
+        return _upstream(at + found, f"{_where(at + found, len(group.lines), True)}, among other changes")
     return _partly(alignment, group, (at, after[1]), head, tail)
 
 
-def _whole(alignment: Alignment, group: Group, before: tuple[int, int]) -> GroupResult | None:
+def _whole(alignment: Alignment, group: Edit, before: tuple[int, int]) -> HunkResult | None:
     """Return the result of a change that the new file has with nothing else around it.
 
     The nearest line below that both files share may be the wrong one of several brackets: some more are tried.
@@ -50,14 +49,18 @@ def _whole(alignment: Alignment, group: Group, before: tuple[int, int]) -> Group
     for _ in range(SHARED):
         after = alignment.after(below)
         old, new = alignment.base[before[0] + 1 : after[0]], alignment.ours[at : after[1]]
-        wanted = [*head, *group.added, *alignment.base[group.end : after[0]]]
+        wanted = [*head, *group.lines, *alignment.base[group.end : after[0]]]
         if tokens(new) == tokens(wanted) != tokens(old):
             same = [norm(line) for line in new] == [norm(line) for line in wanted]
-            return GroupResult(Outcome.UPSTREAM, at, evidence=_where(at, len(new), same))
+            return _upstream(at, _where(at, len(new), same))
         if after[0] >= len(alignment.base):
             break
         below = after[0] + 1
     return None
+
+
+def _upstream(at: int, evidence: str) -> HunkResult:
+    return HunkResult(Verdict.UPSTREAM, Method.UPSTREAM, evidence, at)
 
 
 def _where(at: int, count: int, same: bool) -> str:
@@ -65,18 +68,18 @@ def _where(at: int, count: int, same: bool) -> str:
     return f"already at {lines} of the new file" + ("" if same else ", formatted differently")
 
 
-def only_moved(alignment: Alignment, group: Group) -> bool:
+def only_moved(alignment: Alignment, group: Edit) -> bool:
     """Return whether the removed lines only moved: they still have to be removed."""
     removed = [norm(line) for line in group.removed(alignment.base)]
-    if group.added or not recognisable(removed):
+    if group.lines or not recognisable(removed):
         return False
     return any(alignment.back[at] < 0 for at in occurrences(alignment.ours_norm, removed))
 
 
-def _inside(new: Sequence[bytes], group: Group, base: Sequence[bytes]) -> int | None:
+def _inside(new: Sequence[bytes], group: Edit, base: Sequence[bytes]) -> int | None:
     """Return the line of `new` where the added code begins; None unless it is there once, without the removed code."""
-    added = tokens(group.added)
-    if not recognisable(group.added):
+    added = tokens(group.lines)
+    if not recognisable(group.lines):
         return None
     flat: list[bytes] = []
     owner: list[int] = []
@@ -95,29 +98,29 @@ def _inside(new: Sequence[bytes], group: Group, base: Sequence[bytes]) -> int | 
 
 
 def _partly(
-    alignment: Alignment, group: Group, span: tuple[int, int], head: Sequence[bytes], tail: Sequence[bytes]
-) -> GroupResult:
+    alignment: Alignment, group: Edit, span: tuple[int, int], head: Sequence[bytes], tail: Sequence[bytes]
+) -> HunkResult:
     """Return the edit that completes a change which the new file has in part, without other lines in between."""
     new = [norm(line) for line in alignment.ours[span[0] : span[1]]]
     first, last = len(head), len(new) - len(tail)
     if first > last or new[:first] != [norm(x) for x in head] or new[last:] != [norm(x) for x in tail]:
-        return stuck("the lines it changes were changed")
+        return human("the lines it changes were changed")
     middle = new[first:last]
-    added = [norm(line) for line in group.added]
+    added = [norm(line) for line in group.lines]
     removed = [norm(line) for line in group.removed(alignment.base)]
     has = [line for line in middle if line in added and line not in removed]
     if not any(map(distinctive, has)) or not _woven(middle, added, removed):
-        return stuck("the lines it changes were changed")
-    edit = Edit(span[0] + first, span[0] + last, group.added)
+        return human("the lines it changes were changed")
+    edit = Edit(span[0] + first, span[0] + last, group.lines)
     if list(edit.lines) == list(alignment.ours[edit.start : edit.end]):
-        return GroupResult(Outcome.UPSTREAM, edit.start, evidence=_where(edit.start, last - first, True))
+        return _upstream(edit.start, _where(edit.start, last - first, True))
     missing = [line for line in added if line not in has]
     if not any(map(distinctive, missing)) or _stands_near(alignment, missing, (edit.start, edit.end)):
-        return stuck(f"upstream has {len(has)} of the {len(added)} added lines, and perhaps the others in another form")
+        return human(f"upstream has {len(has)} of the {len(added)} added lines, and perhaps the others in another form")
     note = f"{len(has)} of {len(added)} added lines were at line {edit.start + 1} already"
     if len(has) == len(added):  # what is missing is not a line that is added
         note = f"what it adds was at line {edit.start + 1} already; what it removes was still there"
-    return GroupResult(Outcome.PARTLY, edit.start, edit, note)
+    return HunkResult(Verdict.PARTLY, Method.MERGE, note, edit.start, (edit,))
 
 
 def _stands_near(alignment: Alignment, lines: Sequence[bytes], span: tuple[int, int]) -> bool:

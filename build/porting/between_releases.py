@@ -16,13 +16,12 @@ from build import paths, releases, sources
 from build.console import step
 from build.errors import UsageError
 from build.git import Git
-from build.porting.action import Action
+from build.porting import Action
 from build.porting.between_trees import JSON, MARKDOWN, reports
 from build.porting.engine import PatchState
-from build.porting.output import Committed, render
 from build.porting.registry import fill_build_ids, known_release, remove_entry, set_series, write_entry
 from build.porting.report import PortReport, from_json, report_of
-from build.porting.session import Outcome, Session, discard
+from build.porting.session import Committed, Outcome, Session, discard, render
 from build.porting.trees import Tree, open_tree
 from build.releases import Release
 from build.seals import read_record, write_record

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build.errors import UsageError
-from build.porting.action import Action
+from build.porting import Action
 from build.porting.engine import PatchState
-from build.porting.output import Committed, render
 from build.porting.quilt import load_folder
 from build.porting.report import PortReport, report_of, to_json, to_markdown
-from build.porting.session import Outcome, Session
+from build.porting.session import Committed, Outcome, Session, render
 from build.porting.trees import Tree, open_tree
 from build.series.commits import Exported, write_series
 

@@ -6,8 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from build.porting.lines import tokens
-from build.porting.names import has_word, imports_only
+from build.porting.lines import has_word, imports_only, tokens
 from build.series.model import Hunk, PatchFile
 from build.series.verdicts import HunkVerdict, Method, Verdict
 

@@ -16,7 +16,7 @@ from functools import partial
 from operator import itemgetter
 
 from build.porting.alignment import Alignment
-from build.porting.groups import Group, Placed
+from build.porting.groups import Edit, Placed
 from build.porting.lines import end_of, norm, occurrences, words
 
 #: The name in the first line of a function at the margin, or of any in Python.
@@ -54,11 +54,11 @@ class Echo:
         return f"line {self.start + 1}" if self.end - self.start < 2 else f"lines {self.start + 1} to {self.end}"
 
 
-def added_only(alignment: Alignment, groups: Sequence[Group]) -> list[bytes]:
+def added_only(alignment: Alignment, groups: Sequence[Edit]) -> list[bytes]:
     """Return the lines that groups add and do not remove as well: what is only re-indented is not added."""
     removed = Counter(norm(line) for group in groups for line in group.removed(alignment.base))
     found = []
-    for line in (line for group in groups for line in group.added):
+    for line in (line for group in groups for line in group.lines):
         if removed[norm(line)]:
             removed[norm(line)] -= 1
         elif line.strip():
@@ -66,9 +66,9 @@ def added_only(alignment: Alignment, groups: Sequence[Group]) -> list[bytes]:
     return found
 
 
-def removed_only(alignment: Alignment, groups: Sequence[Group]) -> list[int]:
+def removed_only(alignment: Alignment, groups: Sequence[Edit]) -> list[int]:
     """Return the old lines that groups remove and do not add again."""
-    added = Counter(norm(line) for group in groups for line in group.added)
+    added = Counter(norm(line) for group in groups for line in group.lines)
     found = []
     for n in (n for group in groups for n in range(group.start, group.end)):
         if added[alignment.base_norm[n]]:
@@ -134,7 +134,7 @@ def _in_called(alignment: Alignment, wanted: _Wanted, place: range, gap: range) 
     return None
 
 
-def _gap(alignment: Alignment, groups: Sequence[Group]) -> range:
+def _gap(alignment: Alignment, groups: Sequence[Edit]) -> range:
     """Return the new lines between those that both files have above and below the groups."""
     first, last = alignment.before(groups[0].start)[1], alignment.after(groups[-1].end)[1]
     return range(max(0, min(first, last)), max(first, last) + 1)

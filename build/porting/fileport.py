@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from build.git import Git
-from build.porting import functions, merges
+from build.porting import functions
 from build.porting.alignment import KEPT, Alignment, align, align_all, text_of
 from build.porting.candidates import REACH
 from build.porting.groups import Placed, split
@@ -77,7 +77,7 @@ def whole(
 
 
 def prepare(ctx: Context, changes: Sequence[FileChange]) -> None:
-    """Align the files of a patch at once, make the diffs for merging them, and say which code may be searched for.
+    """Align the files of a patch at once, and say which code may be searched for.
 
     So git is started once for all files, and other files are searched once for all hunks.
     """
@@ -86,10 +86,8 @@ def prepare(ctx: Context, changes: Sequence[FileChange]) -> None:
         path = change.old_path or change.path
         if (old := ctx.old.get(path)) and (new := ctx.new.get(path)):
             hunks.append(_hunks(ctx, change, old))
-            files.append([text_of(data).lines for data in (old.data, new.data, apply_hunks(old.data, hunks[-1]))])
-    alignments = align_all([(base, ours) for base, ours, _ in files])
-    merges.prepare((base, ours, theirs) for base, ours, theirs in files if base != ours)
-    changed = [(a, found) for a, found in zip(alignments, hunks, strict=True) if a.base != a.ours]
+            files.append((text_of(old.data).lines, text_of(new.data).lines))
+    changed = [(a, found) for a, found in zip(align_all(files), hunks, strict=True) if a.base != a.ours]
     located = [(alignment, placed) for alignment, found in changed for placed in _located(alignment, found)]
     functions.prepare(located)
     for alignment, placed in located:

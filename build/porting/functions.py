@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from build.porting.alignment import KEPT, Alignment, align, align_all
 from build.porting.already_upstream import only_moved
 from build.porting.echoes import echo
-from build.porting.groups import Edit, Group, Placed
-from build.porting.hunks import HunkResult, port_hunk, rigid
+from build.porting.groups import Placed
+from build.porting.hunks import port_hunk, rigid
 from build.porting.lines import end_of, headings
 from build.porting.markers import Region, region
-from build.porting.placement import added_elsewhere, text
+from build.porting.placement import HunkResult, added_elsewhere, text
 from build.series.verdicts import Method, Verdict
 
 
@@ -91,7 +91,7 @@ def conflict_of(alignment: Alignment, placed: Placed) -> Region:
 
 def shifted(placed: Placed, by: int) -> Placed:
     """Return a hunk whose old file begins `-by` lines later."""
-    groups = tuple(Group(g.start + by, g.end + by, g.added) for g in placed.groups)
+    groups = tuple(group.moved(by) for group in placed.groups)
     return replace(placed, start=placed.start + by, end=placed.end + by, groups=groups)
 
 
@@ -113,7 +113,7 @@ def _further_down(evidence: str, lines: int) -> str:
 def outward(result: HunkResult, placed: Placed, start: int, alignment: Alignment, *, moved: bool) -> HunkResult:
     """Convert a result for the part of the new file from `start` on to one for the whole file."""
     at = result.at + start
-    edits = tuple(Edit(e.start + start, e.end + start, e.lines) for e in result.edits)
+    edits = tuple(edit.moved(start) for edit in result.edits)
     offset = at - placed.hunk.first
     if result.verdict is Verdict.DRIFTED:
         offset = at - (placed.groups[0].start + placed.hunk.first - placed.start)

@@ -9,15 +9,18 @@ from build.series.model import Hunk
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """Replace lines `start..end` of the old file (from 0, end excluded) by `added`."""
+class Edit:
+    """Replace lines `start..end` of a file (from 0, end excluded) by `lines`."""
 
     start: int
     end: int
-    added: tuple[bytes, ...]
+    lines: tuple[bytes, ...]
 
     def removed(self, base: Sequence[bytes]) -> list[bytes]:
         return list(base[self.start : self.end])
+
+    def moved(self, by: int) -> Edit:
+        return Edit(self.start + by, self.end + by, self.lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,26 +34,17 @@ class Placed:
     number: int
     start: int
     end: int
-    groups: tuple[Group, ...]
+    groups: tuple[Edit, ...]
     others: frozenset[bytes] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """Replace lines `start..end` of the new file (from 0, end excluded) by `lines`."""
-
-    start: int
-    end: int
-    lines: tuple[bytes, ...]
-
-
 def split(hunk: Hunk, number: int, start: int) -> Placed:
-    groups: list[Group] = []
+    groups: list[Edit] = []
     at, first, added = start, start, list[bytes]()
 
     def close() -> None:
         if at > first or added:
-            groups.append(Group(first, at, tuple(added)))
+            groups.append(Edit(first, at, tuple(added)))
 
     for line in hunk.lines:
         if line[:1] == b" ":

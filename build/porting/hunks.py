@@ -3,52 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from build.porting import already_upstream
 from build.porting.alignment import Alignment
-from build.porting.candidates import (
-    anchored,
-    other_candidates,
-    same_function,
-    support,
-)
+from build.porting.candidates import anchored, other_candidates, same_function, support
 from build.porting.echoes import SURE, Echo, echo, removed_only
-from build.porting.groups import Edit, Group, Placed
-from build.porting.lines import distinctive, headings, norm
-from build.porting.names import imports_only
-from build.porting.placement import GroupResult, Outcome, place_group, stands, stuck, target
+from build.porting.groups import Edit, Placed
+from build.porting.lines import distinctive, headings, imports_only, norm
+from build.porting.placement import HunkResult, human, place_group, stands, target
 from build.series.verdicts import Method, Verdict
 
 #: Share of the distinctive lines near a hunk that must be kept for its place to count as the same place.
 SUPPORT = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class HunkResult:
-    """Where a hunk went in the new file.
-
-    Attributes:
-        verdict, method, evidence: as in `HunkVerdict`.
-        at: first line (from 0) it touches there, -1 for none.
-        edits: its edits of the new file; none if it is upstream or left to a human.
-        offset: lines between where the patch says and where it went.
-        there: the new lines that seem to be what it adds, empty if there are none; `alike` if their words say so, and
-            not their place.
-    """
-
-    verdict: Verdict
-    method: Method
-    evidence: str = ""
-    at: int = -1
-    edits: tuple[Edit, ...] = ()
-    offset: int = 0
-    there: range = range(0)
-    alike: bool = False
-
-
-def human(evidence: str) -> HunkResult:
-    return HunkResult(Verdict.CONFLICT, Method.HUMAN, evidence)
 
 
 def port_hunk(alignment: Alignment, placed: Placed) -> HunkResult:
@@ -103,12 +70,12 @@ def _unchanged(alignment: Alignment, placed: Placed, at: int) -> HunkResult:
         return _echoed(alignment, placed.groups, found)
     offset = at - placed.hunk.first
     shift = at - placed.start
-    edits = tuple(Edit(g.start + shift, g.end + shift, g.added) for g in placed.groups)
+    edits = tuple(group.moved(shift) for group in placed.groups)
     verdict, method = (Verdict.OFFSET, Method.OFFSET) if offset else (Verdict.CLEAN, Method.EXACT)
     return HunkResult(verdict, method, "", at, edits, offset)
 
 
-def _echoed(alignment: Alignment, groups: Sequence[Group], found: Echo) -> HunkResult:
+def _echoed(alignment: Alignment, groups: Sequence[Edit], found: Echo) -> HunkResult:
     """Return the result of changes that could be placed, but stand in the new file already, as far as words tell."""
     if not found.near or found.share < SURE or removed_only(alignment, groups):
         return _perhaps(found)
@@ -141,47 +108,47 @@ def doubts(alignment: Alignment, placed: Placed, old: tuple[int, int], new: tupl
     return ""
 
 
-def _group(alignment: Alignment, placed: Placed, group: Group) -> GroupResult:
+def _group(alignment: Alignment, placed: Placed, group: Edit) -> HunkResult:
     """Place a group of a hunk whose context changed, or find it upstream."""
     trust = support(alignment, group.start, group.end)
     result = place_group(alignment, group)
-    if result.outcome is Outcome.PLACED:
+    if result.verdict is Verdict.DRIFTED:
         span = (group.start, group.end), (result.at, result.at + group.end - group.start)
         trouble = doubts(alignment, placed, *span)
         if trouble:
-            return stuck(trouble)
+            return human(trouble)
         if trust < SUPPORT and not anchored(alignment, *span) and not _above_known(alignment, group, result.at):
-            return stuck("too little is left of the code around it")
+            return human("too little is left of the code around it")
         return result
     if trust < SUPPORT:
         return result
     found = already_upstream.look(alignment, group)
-    return result if found.outcome is Outcome.STUCK else found
+    return result if found.verdict is Verdict.CONFLICT else found
 
 
-def _above_known(alignment: Alignment, group: Group, at: int) -> bool:
+def _above_known(alignment: Alignment, group: Edit, at: int) -> bool:
     """Return whether imports go right above a line at the margin that each file has once."""
-    if not imports_only(group.added) or group.end != group.start or alignment.to[group.end :][:1] != [at]:
+    if not imports_only(group.lines) or group.end != group.start or alignment.to[group.end :][:1] != [at]:
         return False
     line = alignment.ours[at]
     return norm(line) in alignment.once and distinctive(line) and not line[:1].isspace()
 
 
-def _combine(placed: Placed, results: list[GroupResult]) -> HunkResult:
-    blocked = [item for item in results if item.outcome is Outcome.STUCK]
-    done = [item for item in results if item.outcome is Outcome.UPSTREAM]
+def _combine(placed: Placed, results: list[HunkResult]) -> HunkResult:
+    blocked = [item for item in results if item.verdict is Verdict.CONFLICT]
+    done = [item for item in results if item.verdict is Verdict.UPSTREAM]
     notes = "; ".join(dict.fromkeys(item.evidence for item in (blocked or results) if item.evidence))
     if blocked:
         if done:
             notes += f"; {len(done)} of its {len(results)} parts are upstream"
         return human(notes)
     if len(done) == len(results):
-        end = max(item.at + len(group.added) for group, item in zip(placed.groups, results, strict=True))
+        end = max(item.at + len(group.lines) for group, item in zip(placed.groups, results, strict=True))
         return HunkResult(Verdict.UPSTREAM, Method.UPSTREAM, notes, done[0].at, there=range(done[0].at, end))
-    partly = any(item.outcome is Outcome.PARTLY for item in results)
+    partly = any(item.verdict is Verdict.PARTLY for item in results)
     if done or (partly and len(results) > 1):
         return human(f"upstream has some of its {len(results)} parts: {notes}")
-    edits = tuple(item.edit for item in results if item.edit is not None)
+    edits = tuple(edit for item in results for edit in item.edits)
     at = min(edit.start for edit in edits)
     offset = at - (placed.groups[0].start + placed.hunk.first - placed.start)
     verdict = Verdict.PARTLY if partly else Verdict.DRIFTED

@@ -19,6 +19,9 @@ _COMMON = frozenset(
     {b"return", b"break", b"else", b"continue", b"endif", b"pass", b"try", b"public", b"private", b"override"}
 )
 
+#: Lines that only make names known; the code that needs the names is further down.
+_IMPORT = re.compile(rb"\s*(#\s*include\b|import\b|from\s+\S+\s+import\b|using\s|find_package\s*\()")
+
 
 def norm(line: bytes) -> bytes:
     """Return a line without indentation, line end and doubled blanks."""
@@ -138,3 +141,13 @@ def similarity(a: Sequence[bytes], b: Sequence[bytes]) -> float:
     if not left or not right:
         return float(left == right)
     return 2 * (Counter(left) & Counter(right)).total() / (len(left) + len(right))
+
+
+def imports_only(lines: Iterable[bytes]) -> bool:
+    """Return whether lines do nothing but make names known."""
+    return all(_IMPORT.match(line) or not line.strip() for line in lines)
+
+
+def has_word(data: bytes, name: bytes) -> bool:
+    """Return whether a file has a name as a whole word, wherever that is."""
+    return name in data and re.search(rb"\b%s\b" % re.escape(name), data) is not None

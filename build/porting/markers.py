@@ -39,10 +39,10 @@ def mark(alignment: Alignment, placed: Sequence[Placed], area: Region, labels: L
     """Return the edit that puts markers around `area`; `placed` are the hunks that conflict there."""
     old = list(alignment.base[area.old[0] : area.old[1]])
     edits = [
-        Edit(g.start - area.old[0], g.end - area.old[0], g.added)
+        group.moved(-area.old[0])
         for item in placed
-        for g in item.groups
-        if area.old[0] <= g.start and g.end <= area.old[1]
+        for group in item.groups
+        if area.old[0] <= group.start and group.end <= area.old[1]
     ]
     new = alignment.ours[area.new[0] : area.new[1]]
     return Edit(*area.new, tuple(conflict(labels, new, old, apply_edits(old, edits))))

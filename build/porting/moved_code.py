@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 from build.porting.alignment import Alignment, align
 from build.porting.candidates import REACH
 from build.porting.functions import outward, shifted
 from build.porting.groups import Placed
-from build.porting.hunks import HunkResult, port_hunk
+from build.porting.hunks import port_hunk
 from build.porting.lines import distinctive
+from build.porting.placement import HunkResult
 from build.series.verdicts import Verdict
 
 #: Code counts as moved when at most this share of its distinctive lines is still in the old place.
 STAYED = 0.34
 #: Least share of distinctive lines at the new place; the second best may have half as many at most.
 FOUND = 0.6
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """Lines `start..end` of the new file that the old one did not have there."""
-
-    start: int
-    end: int
-    score: float = 0.0
 
 
 def port_moved(alignment: Alignment, placed: Placed) -> HunkResult | None:
@@ -61,31 +51,24 @@ def moved_away(alignment: Alignment, placed: Placed) -> bool:
     return bool(known) and sum(alignment.to[n] >= 0 for n in known) <= STAYED * len(known)
 
 
-def regions(alignment: Alignment) -> list[Region]:
-    """Return the runs of new lines; a run may have gaps of two lines."""
-    return [Region(start, end) for start, end in alignment.fresh_runs if end - start >= 3]
-
-
-def _best(alignment: Alignment, placed: Placed) -> Region | None:
-    """Return the region with most of the lines around the hunk, if every other has less than half as many."""
+def _best(alignment: Alignment, placed: Placed) -> range | None:
+    """Return the run of new lines with most of the lines around the hunk, if no other has half as many."""
     start, end = _window(alignment, placed)
     lost = {alignment.base_norm[n] for n in range(start, end) if alignment.to[n] < 0 and distinctive(alignment.base[n])}
     if len(lost) < 3:
         return None
-    scored = []
-    for region in regions(alignment):
-        has = lost.intersection(alignment.ours_norm[region.start : region.end])
-        scored.append(replace(region, score=len(has) / len(lost)))
-    scored.sort(key=lambda item: -item.score)
-    if not scored or scored[0].score < FOUND:
+    runs = (range(*run) for run in alignment.fresh_runs if run[1] - run[0] >= 3)
+    has = {run: len(lost.intersection(alignment.ours_norm[run.start : run.stop])) / len(lost) for run in runs}
+    best, *others = sorted(has, key=has.__getitem__, reverse=True) or [range(0)]
+    if not has or has[best] < FOUND or (others and has[others[0]] > has[best] / 2):
         return None
-    return None if len(scored) > 1 and scored[1].score > scored[0].score / 2 else scored[0]
+    return best
 
 
-def _within(alignment: Alignment, placed: Placed, region: Region) -> HunkResult | None:
+def _within(alignment: Alignment, placed: Placed, region: range) -> HunkResult | None:
     """Port the hunk between the lines around it and the region they moved to."""
     start, end = _lost_run(alignment, placed)
-    inner = align(alignment.base[start:end], alignment.ours[region.start : region.end])
+    inner = align(alignment.base[start:end], alignment.ours[region.start : region.stop])
     result = port_hunk(inner, shifted(placed, -start))
     if not result.edits and result.verdict is not Verdict.UPSTREAM:
         return None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 from build.porting.alignment import Alignment
 from build.porting.candidates import recognisable
-from build.porting.groups import Edit, Group
+from build.porting.groups import Edit
 from build.porting.lines import indent, norm, occurrences, similarity
+from build.series.verdicts import Method, Verdict
 
 #: Least similarity of two versions of a line to count as one line that was edited.
 SAME_LINE = 0.5
@@ -17,52 +17,50 @@ SAME_LINE = 0.5
 REPEATED = 3
 
 
-class Outcome(Enum):
-    """Outcomes for a group."""
-
-    PLACED = "placed"
-    UPSTREAM = "upstream"
-    PARTLY = "partly upstream"
-    STUCK = "stuck"
-
-
 @dataclass(frozen=True, slots=True)
-class GroupResult:
-    """The result for a group.
+class HunkResult:
+    """Where a hunk went in the new file.
 
     Attributes:
-        outcome: see `Outcome`.
-        at: line of the new file (from 0) of the edit, or of the change that is there already.
-        edit: the edit of the new file, None unless placed or partly upstream.
-        evidence: for people.
+        verdict, method, evidence: as in `HunkVerdict`.
+        at: first line (from 0) it touches there, -1 for none.
+        edits: its edits of the new file; none if it is upstream or left to a human.
+        offset: lines between where the patch says and where it went.
+        there: the new lines that seem to be what it adds, empty if there are none; `alike` if their words say so, and
+            not their place.
     """
 
-    outcome: Outcome
-    at: int = -1
-    edit: Edit | None = None
+    verdict: Verdict
+    method: Method
     evidence: str = ""
+    at: int = -1
+    edits: tuple[Edit, ...] = ()
+    offset: int = 0
+    there: range = range(0)
+    alike: bool = False
 
 
-def stuck(evidence: str) -> GroupResult:
-    return GroupResult(Outcome.STUCK, evidence=evidence)
+def human(evidence: str) -> HunkResult:
+    return HunkResult(Verdict.CONFLICT, Method.HUMAN, evidence)
 
 
-def place_group(alignment: Alignment, group: Group) -> GroupResult:
+def place_group(alignment: Alignment, group: Edit) -> HunkResult:
     """Place one group by what its own lines and its neighbours became, without line numbers."""
     span, why = target(alignment, group)
     if span is None:
-        return stuck(why)
+        return human(why)
     if why_not := stands(alignment, group):
-        return stuck(why_not)
+        return human(why_not)
     try:
-        lines, note = fit(group.added, _pairs(alignment, group, span))
+        lines, note = fit(group.lines, _pairs(alignment, group, span))
     except UnevenError:
-        return stuck("the lines around it were indented in different ways")
+        return human("the lines around it were indented in different ways")
     edit = Edit(*span, tuple(lines))
-    return GroupResult(Outcome.PLACED, edit.start, edit, "; ".join(part for part in (why, note) if part))
+    evidence = "; ".join(part for part in (why, note) if part)
+    return HunkResult(Verdict.DRIFTED, Method.MERGE, evidence, edit.start, (edit,))
 
 
-def target(alignment: Alignment, group: Group) -> tuple[tuple[int, int] | None, str]:
+def target(alignment: Alignment, group: Edit) -> tuple[tuple[int, int] | None, str]:
     """Return the new lines that the group replaces; None with the reason when that is uncertain."""
     if group.end > group.start:
         images = alignment.to[group.start : group.end]
@@ -113,7 +111,7 @@ def text(line: bytes) -> str:
     return repr(norm(line)[:70].decode("utf-8", "replace"))
 
 
-def _pairs(alignment: Alignment, group: Group, span: tuple[int, int]) -> list[tuple[bytes, bytes]]:
+def _pairs(alignment: Alignment, group: Edit, span: tuple[int, int]) -> list[tuple[bytes, bytes]]:
     """Return the line pairs (old, new) that decide the indentation: replaced lines, else neighbours."""
     if group.end > group.start:
         pairs = zip(alignment.base[group.start : group.end], alignment.ours[span[0] : span[1]], strict=True)
@@ -130,16 +128,16 @@ def _pairs(alignment: Alignment, group: Group, span: tuple[int, int]) -> list[tu
     return near
 
 
-def added_elsewhere(alignment: Alignment, group: Group) -> list[int]:
+def added_elsewhere(alignment: Alignment, group: Edit) -> list[int]:
     """Return where the new file has all added lines together, if the old file has them less often."""
-    lines = [norm(line) for line in group.added if line.strip()]
-    if not lines or not recognisable(group.added):
+    lines = [norm(line) for line in group.lines if line.strip()]
+    if not lines or not recognisable(group.lines):
         return []
     found = _loosely(alignment.ours_solid, lines)
     return found if len(found) > len(_loosely(alignment.base_solid, lines)) else []
 
 
-def stands(alignment: Alignment, group: Group) -> str:
+def stands(alignment: Alignment, group: Edit) -> str:
     """Return why a group would double lines, in words; empty if it would not."""
     if elsewhere := added_elsewhere(alignment, group):
         return f"the lines it adds are already at line {elsewhere[0] + 1} of the new file"
@@ -148,10 +146,10 @@ def stands(alignment: Alignment, group: Group) -> str:
     return ""
 
 
-def doubles(alignment: Alignment, group: Group) -> bool:
+def doubles(alignment: Alignment, group: Edit) -> bool:
     """Return whether an insertion repeats the lines above or below its place, where the change was made before."""
-    lines = [norm(line) for line in group.added if line.strip()]
-    if group.end > group.start or len(lines) < REPEATED or not recognisable(group.added):
+    lines = [norm(line) for line in group.lines if line.strip()]
+    if group.end > group.start or len(lines) < REPEATED or not recognisable(group.lines):
         return False
     above = [line for line in alignment.base_norm[: group.start] if line][-len(lines) :]
     below = [line for line in alignment.base_norm[group.end :] if line][: len(lines)]

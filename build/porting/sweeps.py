@@ -7,10 +7,9 @@ from typing import TypeAlias
 
 from build.porting.alignment import Alignment
 from build.porting.candidates import between
-from build.porting.groups import Edit, Group, Placed
-from build.porting.hunks import HunkResult
+from build.porting.groups import Edit, Placed
 from build.porting.lines import occurrences
-from build.porting.placement import UnevenError, fit
+from build.porting.placement import HunkResult, UnevenError, fit
 from build.series.verdicts import Method, Verdict
 
 #: Number of equal changes from which on they are one sweep through the file.
@@ -35,8 +34,8 @@ def place(alignment: Alignment, located: Sequence[Placed | None], results: Seque
     return final
 
 
-def _key(alignment: Alignment, group: Group) -> _Key:
-    return tuple(alignment.base_norm[group.start : group.end]), group.added
+def _key(alignment: Alignment, group: Edit) -> _Key:
+    return tuple(alignment.base_norm[group.start : group.end]), group.lines
 
 
 def _placed(alignment: Alignment, placed: Placed, starts: Mapping[_Key, set[int]]) -> HunkResult | None:
@@ -47,7 +46,7 @@ def _placed(alignment: Alignment, placed: Placed, starts: Mapping[_Key, set[int]
             return None
         old, new = alignment.base[group.start : group.end], alignment.ours[at : at + group.end - group.start]
         try:
-            lines, _ = fit(group.added, zip(old, new, strict=True))
+            lines, _ = fit(group.lines, zip(old, new, strict=True))
         except UnevenError:
             return None
         edits.append(Edit(at, at + len(new), tuple(lines)))
@@ -56,7 +55,7 @@ def _placed(alignment: Alignment, placed: Placed, starts: Mapping[_Key, set[int]
     return HunkResult(Verdict.DRIFTED, Method.MERGE, why, edits[0].start, tuple(edits), offset)
 
 
-def _counterpart(alignment: Alignment, group: Group, starts: set[int]) -> int | None:
+def _counterpart(alignment: Alignment, group: Edit, starts: set[int]) -> int | None:
     """Return the new line where a group's old lines must be; None if there are several assignments, or none."""
     old, new = between(alignment, group.start, group.end)
     block = list(alignment.base_norm[group.start : group.end])

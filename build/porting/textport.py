@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from types import MappingProxyType
 
+from build.git import Git
 from build.porting import markers, sweeps
 from build.porting.alignment import Alignment, align, text_of
 from build.porting.functions import conflict_of, port_in_function
 from build.porting.groups import Edit, Placed, apply_edits, split
-from build.porting.hunks import HunkResult, context_changes, human, port_hunk
+from build.porting.hunks import context_changes, port_hunk
 from build.porting.lines import norm
-from build.porting.merges import Merge
 from build.porting.moved_code import port_moved
+from build.porting.placement import HunkResult, human
 from build.series.inspect import Text, locate
 from build.series.model import Hunk
 from build.series.verdicts import Method, Verdict
@@ -191,17 +194,27 @@ def crosscheck(
 
     A conflict in git's merge is accepted: git finds one wherever adjacent lines changed.
     """
-    if alignment.base == alignment.ours:
-        return list(results)
     pairs = [
         (placed, result)
         for placed, result in zip(located, results, strict=True)
         if placed and result.edits and result.method in _BY_ALIGNMENT and result.verdict is not Verdict.PARTLY
     ]
+    if alignment.base == alignment.ours or not pairs or _merges(alignment, pairs):
+        return list(results)
     final = list(results)
-    if pairs:
-        merge = Merge.of(alignment.base, alignment.ours, [placed for placed in located if placed])
-        for placed, result in pairs:
-            if merge.differs(placed, result.edits):
-                final[placed.number - 1] = human(f"git's three-way merge puts it elsewhere; {result.evidence}")
+    for placed, result in pairs:
+        if _merges(alignment, [(placed, result)]) is False:
+            final[placed.number - 1] = human(f"git's three-way merge puts it elsewhere; {result.evidence}")
     return final
+
+
+def _merges(alignment: Alignment, pairs: Sequence[tuple[Placed, HunkResult]]) -> bool | None:
+    """Return whether `git merge-file` makes of hunks what their results say; None where it finds a conflict."""
+    theirs = apply_edits(alignment.base, [group for placed, _ in pairs for group in placed.groups])
+    with tempfile.TemporaryDirectory(prefix="multiworld-merge-") as folder:
+        for name, lines in (("ours", alignment.ours), ("base", alignment.base), ("theirs", theirs)):
+            Path(folder, name).write_bytes(b"".join(lines))
+        done = Git(Path(folder)).call("merge-file", "-p", "--diff3", "ours", "base", "theirs")
+    if done.returncode:
+        return None
+    return done.stdout == b"".join(apply_edits(alignment.ours, [edit for _, result in pairs for edit in result.edits]))

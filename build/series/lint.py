@@ -19,17 +19,13 @@ from build.series.commits import export_series
 from build.series.fields import REQUIRED, diffstat, is_mail
 from build.series.manifest import Manifest, PatchEntry
 from build.series.model import ChangeKind, PatchFile
-from build.series.parameters import combinations, unplaced
 from build.series.patchfile import read
-from build.series.render import places, render
 from build.series.verdicts import Verdict
 
 #: The reports of a port, in the folder of a release's patches.
 REPORTS = ("PORT.md", "port.json")
 _HEADERS = (".h", ".hpp", ".hh", ".hxx", ".cuh", ".inc", ".inl")
 _ZERO = b"From " + b"0" * 40 + b" "
-#: The value of paths when a series with build variables is applied: it has what is easily mistaken for syntax.
-_AWKWARD = "/opt/a b/&c/$d\\1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +69,12 @@ def lint_series(folder: Path, find_source: FindSource | None = None) -> LintRepo
     for release in manifest.release:
         patches, bad = _read_release(folder, manifest, release)
         findings += bad
-        findings += _variables(f"{folder.name}/{release}", manifest, patches)
         count += len(patches)
         source = find_source(release) if find_source and not bad and patches else None
         if source is None:
             skipped.append(release)
             continue
         findings += _round_trip(f"{folder.name}/{release}", source, patches)
-        findings += _combinations(f"{folder.name}/{release}", source, manifest, patches)
         applied.append(release)
     return LintReport(tuple(findings), count, tuple(applied), tuple(skipped))
 
@@ -130,30 +124,6 @@ def _read_release(folder: Path, manifest: Manifest, release: str) -> tuple[list[
         patches.append(patch)
         findings += [Finding(where, text) for text in problems(patch, manifest.entry(patch_id))]
     return patches, findings
-
-
-def _variables(where: str, manifest: Manifest, patches: list[PatchFile]) -> Iterator[Finding]:
-    """Check that the patches name the build variables of the manifest, all of them, and where their value can go."""
-    if not manifest.parameter:
-        return
-    found = {(patch.name, name, kind) for patch in patches for name, kinds in places(patch).items() for kind in kinds}
-    known = {item.name for item in manifest.parameter if not item.output}
-    for name in sorted(unplaced(manifest.parameter) - {name for _, name, _ in found}):
-        yield Finding(where, f"no patch has @{name}@, so the variable has no effect")
-    for patch, name, kind in sorted(found, key=str):
-        if name not in known:
-            yield Finding(f"{where}/{patch}", f"has @{name}@, which the manifest does not have as a variable")
-        elif kind is not ChangeKind.ADDED:
-            yield Finding(f"{where}/{patch}", f"has @{name}@ in a file that it does not add: its blob id is not known")
-
-
-def _combinations(where: str, source: Source, manifest: Manifest, patches: list[PatchFile]) -> Iterator[Finding]:
-    """Apply the patches with every combination of the build variables, and export them again."""
-    for values in combinations(manifest.parameter, _AWKWARD) if manifest.parameter else ():
-        rendered = [render(patch, values) for patch in patches]
-        chosen = " ".join(name for name, value in values.items() if value == "1") or "nothing on"
-        for finding in _round_trip(where, source, rendered):
-            yield Finding(finding.where, f"with {chosen}: {finding.what}")
 
 
 def _round_trip(where: str, source: Source, patches: list[PatchFile]) -> Iterator[Finding]:

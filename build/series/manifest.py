@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import difflib
-import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from pathlib import Path
+from typing import Annotated, TypeAlias
 
 import msgspec
+from msgspec import Meta
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from build import paths
 from build.errors import PatchError, ReleaseDataError, UsageError
-from build.releases import Frozen
-from build.series import parameters as variables
+from build.releases import Frozen, Id, Text
 from build.series.model import PatchFile
 from build.series.parameters import Parameter
 from build.series.patchfile import read
 
-_ID = re.compile(r"[a-z0-9][a-z0-9-]*")
+_Name: TypeAlias = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9-]*$")]
 
 
 class Verified(Enum):
@@ -36,14 +36,14 @@ class HeaderChange(Frozen, frozen=True):
     """A header that the patch changes, and why that does not affect units outside an overlay."""
 
     path: str
-    reason: str
+    reason: Text
 
 
 class NotApplicable(Frozen, frozen=True):
     """A release inside a patch's range that does not need it, and why."""
 
     id: str
-    reason: str
+    reason: Text
 
 
 class PatchEntry(Frozen, frozen=True):
@@ -58,9 +58,9 @@ class PatchEntry(Frozen, frozen=True):
         header_changes: the headers it changes.
     """
 
-    id: str
-    slug: str
-    reason: str
+    id: _Name
+    slug: _Name
+    reason: Text
     applies: str
     upstream: str = ""
     applied_upstream: str = ""
@@ -83,7 +83,7 @@ class ReleaseEntry(Frozen, frozen=True, kw_only=True):
         note: for people.
     """
 
-    base_commit: str
+    base_commit: Id
     derived_from: str = ""
     patches: tuple[str, ...]
     not_applicable: tuple[NotApplicable, ...] = ()
@@ -128,8 +128,7 @@ def parse(text: bytes, origin: str) -> Manifest:
         manifest = msgspec.toml.decode(text, type=Manifest)
     except msgspec.DecodeError as error:
         raise ReleaseDataError(f"{origin} is not valid: {error}", remedy="correct the entry it names") from None
-    problems = [*variables.problems(manifest.parameter), *_patch_problems(manifest), *_release_problems(manifest)]
-    if problems:
+    if problems := list(_problems(manifest)):
         raise ReleaseDataError(f"{origin}: " + "; ".join(problems), remedy="correct the manifest")
     return manifest
 
@@ -213,46 +212,21 @@ def nearest_file(path: Path) -> str:
     return next(iter(difflib.get_close_matches(path.name, names, 1, 0.0)), "")
 
 
-def _patch_problems(manifest: Manifest) -> list[str]:
-    found = []
+def _problems(manifest: Manifest) -> Iterator[str]:
+    """Yield what contradicts itself, as sentences."""
     for field in ("id", "slug"):
         names = [getattr(entry, field) for entry in manifest.patch]
-        found += [f"{field} {name!r} is used twice" for name in sorted({n for n in names if names.count(n) > 1})]
-        found += [
-            f"{field} {name!r} is not lower case letters, digits and -" for name in names if not _ID.fullmatch(name)
-        ]
-    for entry in manifest.patch:
-        if not entry.reason.strip():
-            found.append(f"patch {entry.id!r} has no reason")
-        found += [
-            f"patch {entry.id!r}: the change of {change.path} has no reason"
-            for change in entry.header_changes
-            if not change.reason.strip()
-        ]
-        try:
-            SpecifierSet(entry.applies)
-            _ = entry.applied_upstream and Version(entry.applied_upstream)
-        except (InvalidSpecifier, InvalidVersion) as error:
-            found.append(f"patch {entry.id!r}: {error}")
-    return found
-
-
-def _release_problems(manifest: Manifest) -> list[str]:
+        yield from (f"{field} {name!r} is used twice" for name in sorted({n for n in names if names.count(n) > 1}))
     known = {entry.id for entry in manifest.patch}
-    found = []
     for release, entry in manifest.release.items():
         used = [*entry.patches, *entry.missing, *(item.id for item in entry.not_applicable)]
-        found += [f"release {release} names an unknown patch {name!r}" for name in used if name not in known]
-        found += [f"release {release} lists {n!r} twice" for n in sorted({n for n in used if used.count(n) > 1})]
-        found += [
-            f"release {release}: {item.id!r} is not applicable without a reason"
-            for item in entry.not_applicable
-            if not item.reason.strip()
-        ]
-        if not re.fullmatch(r"[0-9a-f]{40}", entry.base_commit):
-            found.append(f"release {release}: base_commit {entry.base_commit!r} is not a 40-digit commit id")
-        try:
+        yield from (f"release {release} names an unknown patch {name!r}" for name in used if name not in known)
+        yield from (f"release {release} lists {n!r} twice" for n in sorted({n for n in used if used.count(n) > 1}))
+    try:
+        for patch in manifest.patch:
+            SpecifierSet(patch.applies)
+            _ = patch.applied_upstream and Version(patch.applied_upstream)
+        for release in manifest.release:
             Version(release)
-        except InvalidVersion:
-            found.append(f"release {release!r} is not a version")
-    return found
+    except (InvalidSpecifier, InvalidVersion) as error:
+        yield str(error)

@@ -172,7 +172,7 @@ def _placed(tree: Tree, change: FileChange) -> list[_Group]:
             continue
         floor = at + len(hunk.old)
         found += [
-            _Group((tuple(text.lines[g.start : g.end]), g.added), Edit(g.start, g.end, g.added))
+            _Group((tuple(text.lines[g.start : g.end]), g.lines), Edit(g.start, g.end, g.lines))
             for g in split(hunk, number, at).groups
         ]
     return found
@@ -183,7 +183,7 @@ def _kept(change: FileChange, placed: Mapping[str, Sequence[_Group]]) -> list[Re
     groups: list[tuple[int, tuple[tuple[bytes, ...], tuple[bytes, ...]]]] = []
     for number, hunk in enumerate(change.hunks, 1):
         old = hunk.old
-        groups += [(number, (tuple(old[g.start : g.end]), g.added)) for g in split(hunk, number, 0).groups]
+        groups += [(number, (tuple(old[g.start : g.end]), g.lines)) for g in split(hunk, number, 0).groups]
     there = placed.get(change.path, [])
     matcher = SequenceMatcher(None, [text for _, text in groups], [item.text for item in there], autojunk=False)
     partner = {a + n: there[b + n] for a, b, size in matcher.get_matching_blocks() for n in range(size)}

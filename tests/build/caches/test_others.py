@@ -14,7 +14,7 @@ import pytest
 from build import seals
 from build.errors import ToolError
 from build.paths import REPO
-from build.porting.action import Action
+from build.porting import Action
 from build.porting.between_trees import Request, port_folder
 from build.porting.session import discard
 from gpuless import imitation

@@ -11,8 +11,7 @@ import pytest
 
 from build.errors import SourceError
 from build.porting import alignment, functions
-from build.porting.alignment import Alignment, align, align_all, text_of
-from build.porting.diffs import Change, diffs
+from build.porting.alignment import Alignment, Change, align, align_all, diffs, text_of
 from build.porting.groups import split
 
 from .code import hunks, replaced, source
@@ -47,11 +46,6 @@ def test_files_are_aligned_together_as_each_alone() -> None:
     assert together == [maps(align(*pair)) for pair in PAIRS]
 
 
-def test_changes_are_the_same_with_context() -> None:
-    pairs = [(b"".join(base), b"".join(ours)) for base, ours in PAIRS]
-    assert diffs(pairs, [], context=1) == diffs(pairs, [])
-
-
 def test_only_the_last_alignments_are_kept() -> None:
     pairs = [([f"{number}\n".encode()], [b"new\n"]) for number in range(alignment.KEPT + 5)]
     assert all(maps(item) == ([-1], [-1]) for item in align_all(pairs))
@@ -68,7 +62,7 @@ def test_functions_of_changed_hunks_are_aligned_by_one_command(monkeypatch: pyte
     changed = [split(hunk, 1, hunk.first) for hunk in hunks(old, patched)]
     calls: list[int] = []
 
-    def counted(pairs: Sequence[tuple[bytes, bytes]], *algorithms: Sequence[str]) -> list[list[list[Change]]]:
+    def counted(pairs: Sequence[tuple[bytes, bytes]], *algorithms: str) -> list[list[list[Change]]]:
         calls.extend([len(pairs)] if pairs else [])
         return diffs(pairs, *algorithms)
 

@@ -12,8 +12,7 @@ import pytest
 from build import paths, releases
 from build.errors import UsageError
 from build.git import Git
-from build.porting import between_releases, registry
-from build.porting.action import Action
+from build.porting import Action, between_releases, registry
 from build.porting.between_releases import Request, give_up, port_release
 from build.series import manifest as manifests
 from build.series.lint import Source, lint_series

@@ -1,101 +1,50 @@
-"""Git's merge of a hunk: told by its diffs where that is possible, and the same as the command says."""
+"""git's own merge as a second opinion about a hunk's place."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from build.porting import merges
-from build.porting.groups import Edit, Placed, apply_edits, split
-from build.porting.merges import Merge
+from build.porting.alignment import align
+from build.porting.groups import split
+from build.porting.placement import HunkResult
+from build.porting.textport import crosscheck
+from build.series.verdicts import Method, Verdict
 
 from .code import NAMES, function, hunks, replaced, source
 
 OLD = source()
 
 
-def line(name: str, n: int) -> str:
-    return f"  step_{name}_{n}(value, {n}); // part {n} of {name}\n"
-
-
-def with_check(text: str, name: str, n: int) -> str:
-    return replaced(text, (line(name, n), line(name, n) + f"  check_{name}(value);\n"))
-
-
-def merge(new: str, theirs: str) -> tuple[Merge, list[Edit]]:
-    """Return the merge of a patch's first hunk into `new`, and the edits of the old file."""
+def crosschecked(new: str, *names: str, lines: int) -> list[Verdict]:
+    """Return the verdicts of hunks that put a check into functions, `lines` further down than they were in OLD."""
+    added = [(f"  step_{n}_5(value, 5); // part 5 of {n}\n", f"  check_{n}(value);\n") for n in names]
+    found = hunks(OLD, replaced(OLD, *((line, line + more) for line, more in added)))
+    placed = [split(hunk, number, hunk.first) for number, hunk in enumerate(found, 1)]
+    results = [
+        HunkResult(Verdict.DRIFTED, Method.MERGE, edits=tuple(g.moved(lines) for g in item.groups)) for item in placed
+    ]
     base, ours = (text.encode().splitlines(keepends=True) for text in (OLD, new))
-    placed = [split(hunk, number, hunk.first) for number, hunk in enumerate(hunks(OLD, theirs), 1)]
-    made = Merge.of(base, ours, placed)
-    return made, [Edit(g.start, g.end, g.added) for g in placed[0].groups]
+    return [item.verdict for item in crosscheck(align(base, ours), placed, results)]
 
 
-def by(edits: list[Edit], lines: int) -> list[Edit]:
-    return [Edit(edit.start + lines, edit.end + lines, edit.lines) for edit in edits]
+def test_what_git_merges_elsewhere_is_left_to_a_human() -> None:
+    new = "// new\n// lines\n" + OLD
+    assert crosschecked(new, "gamma", "beta", lines=2) == [Verdict.DRIFTED] * 2
+    assert crosschecked(new, "gamma", "beta", lines=3) == [Verdict.CONFLICT] * 2
 
 
-BY_GIT = merges._by_git
-
-
-def by_git(made: Merge, placed: Placed) -> bytes | None:
-    return BY_GIT(made.base, made.ours, placed)
-
-
-def joined(made: Merge, edits: list[Edit]) -> bytes:
-    return b"".join(apply_edits(made.ours, edits))
-
-
-@pytest.fixture
-def no_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: object) -> bytes:
-        raise AssertionError("git merge-file is not needed")
-
-    monkeypatch.setattr(merges, "_by_git", refused)
-
-
-@pytest.mark.usefixtures("no_command")
-def test_changes_that_are_apart_need_no_merge() -> None:
-    made, edits = merge("// new\n// lines\n" + OLD, with_check(OLD, "gamma", 5))
-    placed = split(hunks(OLD, with_check(OLD, "gamma", 5))[0], 1, edits[0].start - 3)
-    assert not made.differs(placed, by(edits, 2))
-    assert made.differs(placed, by(edits, 3))
+def test_a_conflict_of_git_says_nothing_about_other_hunks() -> None:
+    new = "// new\n" + replaced(OLD, ("step_gamma_6(value, 6)", "step_gamma_6(value, 7)"))
+    assert crosschecked(new, "gamma", "beta", lines=1) == [Verdict.DRIFTED] * 2
+    assert crosschecked(new, "gamma", "beta", lines=2) == [Verdict.CONFLICT, Verdict.DRIFTED]
 
 
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_copy_of_the_function_is_told_from_it(name: str, before: bool) -> None:
     """The copy differs from the original in its first line, so one end of it is equal to the original's."""
-    original = function(name)
-    copy = original.replace(f"compute_{name}", "compute_again")
-    theirs = with_check(OLD, name, 5)
+    copy, original = function(name).replace(f"compute_{name}", "compute_again"), function(name)
     both = f"{copy}\n{original}" if before else f"{original}\n{copy}"
-    made, edits = merge(replaced(OLD, (original, both)), theirs)
-    hunk = hunks(OLD, theirs)[0]
-    placed = split(hunk, 1, hunk.first)
-    wanted = by_git(made, placed)
-    for place in (edits, by(edits, copy.count("\n") + 1)):
-        assert made.differs(placed, place) == (wanted is not None and wanted != joined(made, place))
-
-
-@given(
-    st.sampled_from(NAMES),
-    st.integers(3, 8),
-    st.lists(
-        st.tuples(st.sampled_from(NAMES), st.integers(0, 11), st.booleans()), max_size=5, unique_by=lambda c: c[:2]
-    ),
-    st.integers(-2, 3),
-)
-@settings(max_examples=40, deadline=None)
-def test_it_is_what_the_command_makes(name: str, n: int, changes: list[tuple[str, int, bool]], off: int) -> None:
-    """Upstream removes lines, or adds some, near the hunk or far from it."""
-    new = OLD
-    for other, at, removes in changes:
-        new = replaced(new, (line(other, at), "" if removes else line(other, at) + f"  more_{other}_{at}();\n"))
-    theirs = with_check(OLD, name, n)
-    made, edits = merge(new, theirs)
-    hunk = hunks(OLD, theirs)[0]
-    placed = split(hunk, 1, hunk.first)
-    wanted = by_git(made, placed)
-    place = by(edits, off)
-    assert made.differs(placed, place) == (wanted is not None and wanted != joined(made, place))
+    lines = [0, copy.count("\n") + 1]
+    verdicts = [crosschecked(replaced(OLD, (original, both)), name, lines=n)[0] for n in lines]
+    assert sorted(verdict.value for verdict in verdicts) == ["conflict", "drifted"]

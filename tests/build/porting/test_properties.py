@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from build.git import Git
 from build.porting.engine import PatchState, port_series
-from build.porting.output import commit_ports, render
+from build.porting.session import commit_ports, render
 from build.porting.trees import Tree
 from build.series.apply import commit_patches
 from build.series.commits import export_commit, export_series

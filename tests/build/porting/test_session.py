@@ -12,7 +12,7 @@ import pytest
 
 from build.errors import UsageError
 from build.git import Git
-from build.porting.action import Action
+from build.porting import Action
 from build.porting.between_trees import Request, port_folder
 from build.porting.engine import PatchState
 from build.porting.report import PortReport

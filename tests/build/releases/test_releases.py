@@ -91,16 +91,16 @@ def spoilt(pattern: str, replacement: str) -> bytes:
 @pytest.mark.parametrize(
     ("pattern", "replacement", "says"),
     [
-        (r'commit = "[0-9a-f]+"', 'commit = "abc"', "not a 40-digit commit id"),
+        (r'commit = "[0-9a-f]+"', 'commit = "abc"', "`$.commit`"),
         (r"cxx11_abi", "cxx12_abi", "cxx12_abi"),
         (r"cxx_standard = 17", 'cxx_standard = "17"', "Expected `int`"),
-        (r'"3\.8" = "[0-9a-f]{64}"', '"3.8" = "abc"', "not a SHA-256"),
-        (r'"3\.8" = "[0-9a-f]{40}"', '"3.8" = "abc"', "not a 40-digit GNU build id"),
+        (r'"3\.8" = "[0-9a-f]{64}"', '"3.8" = "abc"', "`$.wheel.sha256[...]`"),
+        (r'"3\.8" = "[0-9a-f]{40}"', '"3.8" = "abc"', "`$.wheel.libtorch_cuda_build_ids[...]`"),
         (r'"3\.8" = "([0-9a-f]{64})"', r'"3.7" = "\1"', "Python 3.7, which `pythons` does not list"),
         (r'version = "2\.0\.1"', 'version = "2.0.2"', "is under the key"),
         (r'\[release\."2\.0\.1"\]', '[release."two"]', "not valid"),
-        (r'nccl\.cpp" = "[0-9a-f]{40}"', 'nccl.cpp" = "xyz"', "is not a blob id"),
-        (r'headers_sha256 = "[0-9a-f]{64}"', 'headers_sha256 = "xyz"', "not a SHA-256"),
+        (r'nccl\.cpp" = "[0-9a-f]{40}"', 'nccl.cpp" = "xyz"', "`$.blobs[...]`"),
+        (r'headers_sha256 = "[0-9a-f]{64}"', 'headers_sha256 = "xyz"', "`$.header_packages[0].headers_sha256`"),
         (r"\[release", "[[release", "not valid"),
     ],
 )

@@ -148,13 +148,13 @@ def test_a_patch_that_does_not_apply_is_seen(folder: Path, repo: Git) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('reason = "because"', 'reason = " "', "no reason"),
+        ('reason = "because"', 'reason = " "', r"matching regex .* `\$\.patch\[0\]\.reason`"),
         ('id = "two"', 'id = "one"', "used twice"),
         (">=1.0,<2", "about 1", "Invalid specifier"),
         ('["one", "two"]', '["one", "three"]', "unknown patch 'three'"),
         ("base_commit = ", "base = ", "unknown field"),
-        ("1111111111111111111111111111111111111111", "v1.0", "40-digit"),
-        ('release."1.0"', 'release."one"', "not a version"),
+        ("1111111111111111111111111111111111111111", "v1.0", r"base_commit"),
+        ('release."1.0"', 'release."one"', "Invalid version"),
     ],
 )
 def test_a_manifest_that_cannot_be_is_refused(old: str, new: str, message: str) -> None:
