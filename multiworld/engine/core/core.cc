@@ -15,9 +15,9 @@ Core::Core(int rank, const std::vector<int>& peers, uint64_t max_message_bytes, 
   for (int peer : peers) messages_.try_emplace(peer, *this, peer);
 }
 
-OperationRef Core::send(int peer, uint64_t key, Signature signature, Span payload, Span tail, bool borrowed) {
+OperationRef Core::send(int peer, uint64_t key, Signature signature, Span payload, std::string tail, bool borrowed) {
   auto& messages = messages_.at(peer);
-  auto operation = std::make_shared<SendOperation>(messages, key, signature, payload, tail, borrowed);
+  auto operation = std::make_shared<SendOperation>(messages, key, signature, payload, std::move(tail), borrowed);
   operation->peer = peer;
   if (begin(operation, {peer})) messages.send(operation);
   return operation;
@@ -222,8 +222,7 @@ void Core::give_back(Operation& operation) {
     if (send.matched) {
       wire_.disown(send.peer, send);
     } else if (send.withdrawn) {  // an offered message goes on; a failed one is not sent
-      send.own = Memory::copy(send.payload);
-      send.payload.data = send.own.data();
+      send.take();
     }
   }
 }

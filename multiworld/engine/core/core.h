@@ -62,7 +62,7 @@ class Core {
   Core(int rank, const std::vector<int>& peers, uint64_t max_message_bytes, Wire& wire, Host& host);
 
   // Starts. Each returns the operation, which may have ended already.
-  OperationRef send(int peer, uint64_t key, Signature signature, Span payload, Span tail, bool borrowed);
+  OperationRef send(int peer, uint64_t key, Signature signature, Span payload, std::string tail, bool borrowed);
   OperationRef receive(int peer, uint64_t key, Signature signature, char* to, bool borrowed);
   OperationRef receive_any(const std::vector<int>& peers, uint64_t key, Signature signature, char* to, bool borrowed);
   // `outgoing` has what goes with the fingerprint to each of `ranks`, our own place included.

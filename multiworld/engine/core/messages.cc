@@ -217,7 +217,7 @@ void Messages::answer(SendOperation& operation, const Post& post) {
     operation.matched = true;
     Header header{uint8_t(Kind::data), operation.signature.dtype, operation.signature.mode,
                   post.seq,            operation.key,             operation.signature.nbytes};
-    core_.wire().put(peer, header, operation.payload, operation.tail, &operation);
+    core_.wire().put(peer, header, operation.payload, {operation.tail.data(), operation.tail.size()}, &operation);
   } else {
     core_.put(peer, Kind::reject, operation.signature, post.seq, operation.key);
     core_.mismatch(operation, post.signature);

@@ -54,14 +54,23 @@ struct Operation : std::enable_shared_from_this<Operation> {
 using OperationRef = std::shared_ptr<Operation>;
 
 struct SendOperation : Operation {
-  SendOperation(Messages& messages, uint64_t key, Signature signature, Span payload, Span tail, bool borrowed)
-      : Operation(Type::send, borrowed), messages(messages), key(key), signature(signature), payload(payload), tail(tail) {}
+  SendOperation(Messages& messages, uint64_t key, Signature signature, Span payload, std::string tail, bool borrowed)
+      : Operation(Type::send, borrowed), messages(messages), key(key), signature(signature), payload(payload), tail(std::move(tail)) {
+    if (!borrowed) take();
+  }
+
+  // Use a copy of the payload.
+  void take() {
+    own = Memory::copy(payload);
+    payload.data = own.data();
+  }
 
   Messages& messages;
   uint64_t key;
   Signature signature;
-  Span payload, tail;  // the tail is the shape of a tensor
-  Memory own;          // what `payload` points to, once the caller's memory is its own again
+  Span payload;
+  std::string tail;    // the shape of a tensor
+  Memory own;          // what `payload` points to, unless it is the caller's
   bool matched = false;
   int64_t offered = -1;  // number of the peer's receive from any source that it is offered to
 };

@@ -22,7 +22,7 @@ void node_free(Node* node) { delete node; }
 int node_send(Node* node, int peer, uint64_t key, int mode, int dtype, const char* data, uint64_t size, const char* tail,
               uint64_t tail_size, int borrowed) {
   Signature signature{uint16_t(mode), uint8_t(dtype), size + tail_size};
-  return keep(node, node->core.send(peer, key, signature, {data, size}, {tail, tail_size}, borrowed));
+  return keep(node, node->core.send(peer, key, signature, {data, size}, std::string(tail, tail_size), borrowed));
 }
 int node_receive(Node* node, int peer, uint64_t key, int mode, int dtype, uint64_t size, char* to) {
   return keep(node, node->core.receive(peer, key, {uint16_t(mode), uint8_t(dtype), size}, to, to != nullptr));
