@@ -154,6 +154,9 @@ class GroupCollectives:
         if operation is None:
             self._early.setdefault(seq, {})[peer] = packed, data
             return
+        if peer not in operation.ranks:  # we have begun it since, in a group that has this number by chance
+            self._registry.protocol_error(peer, f"a collective of number {seq}, which cannot be")
+            return
         operation.heard[peer] = packed, data
         self._check(operation)
 

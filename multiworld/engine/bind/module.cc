@@ -1,0 +1,324 @@
+// The binding: `multiworld._engine`, on the limited API of CPython 3.10, so that one file serves every later version.
+//
+// Tensors are looked at by their attributes; nothing of libtorch is used. What is not plain - contiguous, strided, dense, on the
+// CPU, of a dtype that has a code - is Python's to refuse or to prepare. The lock of the interpreter is given up for all that
+// may take time.
+#define Py_LIMITED_API 0x030A0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <ctime>
+#include <map>
+#include <system_error>
+
+#include "mover/engine.h"
+
+using namespace multiworld;
+
+namespace {
+
+PyObject *tensor_type, *parameter_type, *codes, *strided;
+enum Name { n_dtype, n_layout, n_is_cpu, n_is_contiguous, n_is_conj, n_is_neg, n_requires_grad, n_data_ptr, n_nbytes, n_count };
+PyObject* names[n_count];
+
+struct EngineObject {
+  PyObject_HEAD
+  Engine* engine;
+};
+
+Engine& engine_of(PyObject* self) { return *reinterpret_cast<EngineObject*>(self)->engine; }
+
+// Without the interpreter's lock.
+template <class F>
+auto unlocked(F function) {
+  PyThreadState* state = PyEval_SaveThread();
+  struct Restore {
+    PyThreadState* state;
+    ~Restore() { PyEval_RestoreThread(state); }
+  } restore{state};
+  return function();
+}
+
+bool count_is(Py_ssize_t count, Py_ssize_t wanted) {
+  if (count != wanted) PyErr_Format(PyExc_TypeError, "%zd arguments, %zd expected", count, wanted);
+  return count == wanted;
+}
+
+uint64_t number(PyObject* object) { return PyLong_AsUnsignedLongLong(object); }
+
+// Whether an attribute, or what a method returns, is True; -1 on error.
+int truth(PyObject* found) {
+  if (!found) return -1;
+  int is = found == Py_True;
+  Py_DECREF(found);
+  return is;
+}
+
+struct Plain {
+  uint8_t code = 0;
+  char* data = nullptr;
+  uint64_t nbytes = 0;
+};
+
+// Whether a tensor is plain: 1, 0, or -1 on error. One that is written must not require a gradient.
+int plain(PyObject* tensor, bool written, Plain& found) {
+  auto* type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
+  if (type != tensor_type && type != parameter_type) return 0;
+  PyObject* dtype = PyObject_GetAttr(tensor, names[n_dtype]);
+  if (!dtype) return -1;
+  PyObject* code = PyDict_GetItemWithError(codes, dtype);
+  Py_DECREF(dtype);
+  if (!code) return PyErr_Occurred() ? -1 : 0;
+  found.code = uint8_t(PyLong_AsLong(code));
+  PyObject* layout = PyObject_GetAttr(tensor, names[n_layout]);
+  if (!layout) return -1;
+  Py_DECREF(layout);
+  if (layout != strided) return 0;
+  int is = truth(PyObject_GetAttr(tensor, names[n_is_cpu]));
+  if (is == 1) is = truth(PyObject_CallMethodObjArgs(tensor, names[n_is_contiguous], nullptr));
+  for (Name no : {n_is_conj, n_is_neg}) {
+    if (is != 1) return is;
+    is = truth(PyObject_CallMethodObjArgs(tensor, names[no], nullptr));
+    if (is >= 0) is = !is;
+  }
+  if (is == 1 && written) {
+    is = truth(PyObject_GetAttr(tensor, names[n_requires_grad]));
+    if (is >= 0) is = !is;
+  }
+  if (is != 1) return is;
+  PyObject* nbytes = PyObject_GetAttr(tensor, names[n_nbytes]);
+  if (!nbytes) return -1;
+  found.nbytes = number(nbytes);
+  Py_DECREF(nbytes);
+  PyObject* data = PyObject_CallMethodObjArgs(tensor, names[n_data_ptr], nullptr);
+  if (!data) return -1;
+  found.data = static_cast<char*>(PyLong_AsVoidPtr(data));
+  Py_DECREF(data);
+  if (PyErr_Occurred()) return -1;
+  return found.data || !found.nbytes;  // one that is fake, or has no storage, has no memory
+}
+
+int64_t deadline(PyObject* seconds) {
+  double patience = PyFloat_AsDouble(seconds);
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  int64_t began = now.tv_sec * 1'000'000'000 + now.tv_nsec;
+  return patience > 9e9 ? INT64_MAX : began + int64_t(patience * 1e9);
+}
+
+// Let signal handlers run. False with their error set if one raised, and then the operation is withdrawn.
+bool heeded(Engine& engine, uint64_t id) {
+  if (PyErr_CheckSignals() == 0) return true;
+  PyObject *type, *value, *trace;
+  PyErr_Fetch(&type, &value, &trace);
+  unlocked([&] { return engine.withdraw(id), 0; });
+  PyErr_Restore(type, value, trace);
+  return false;
+}
+
+// Wait until it is done, or it is too late; false with an error set if a signal handler raised.
+bool waited(Engine& engine, uint64_t id, int64_t until) {
+  for (bool interrupted = true; interrupted;) {
+    interrupted = false;
+    unlocked([&] { return engine.wait(id, until, &interrupted); });
+    if (interrupted && !heeded(engine, id)) return false;
+  }
+  return true;
+}
+
+// (outcome, peer, mode, dtype, nbytes): what it is, of whom, and what they have instead.
+PyObject* outcome_of(Engine& engine, uint64_t id) {
+  Result result = engine.take(id);
+  return Py_BuildValue("(iiiiK)", int(result.outcome), result.peer, int(result.theirs.mode), int(result.theirs.dtype),
+                       static_cast<unsigned long long>(result.theirs.nbytes));
+}
+
+PyObject* setup(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (!count_is(count, 4)) return nullptr;
+  const char* texts[n_count] = {"dtype",   "layout", "is_cpu",        "is_contiguous", "is_conj",
+                                "is_neg", "requires_grad", "data_ptr", "nbytes"};
+  for (int i = 0; i < n_count; i++) names[i] = PyUnicode_InternFromString(texts[i]);
+  for (int i = 0; i < 4; i++) Py_INCREF(args[i]);
+  tensor_type = args[0], parameter_type = args[1], codes = args[2], strided = args[3];
+  Py_RETURN_NONE;
+}
+
+// send(peer, key, tensor, seconds), recv(...): None if the tensor is not plain, else the outcome.
+template <bool receives>
+PyObject* whole(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  if (!count_is(count, 4)) return nullptr;
+  Engine& engine = engine_of(self);
+  int peer = int(PyLong_AsLong(args[0]));
+  uint64_t key = number(args[1]);
+  int64_t until = deadline(args[3]);
+  Plain tensor;
+  int is = PyErr_Occurred() ? -1 : plain(args[2], receives, tensor);
+  if (is < 0) return nullptr;
+  if (!is) Py_RETURN_NONE;
+  Signature signature{mode_fixed, tensor.code, tensor.nbytes};
+  uint64_t id = 0;
+  bool done = unlocked([&] {
+    id = receives ? engine.receive(peer, key, signature, tensor.data, true)
+                  : engine.send(peer, key, signature, {tensor.data, tensor.nbytes}, {}, true);
+    bool interrupted = false;
+    return engine.wait(id, until, &interrupted) || !interrupted;
+  });
+  if (!done && !heeded(engine, id)) return nullptr;
+  if (!done && !waited(engine, id, until)) return nullptr;
+  return outcome_of(engine, id);
+}
+
+// start_send(peer, key, tensor), start_recv(...): None if the tensor is not plain, else the number of the operation.
+template <bool receives>
+PyObject* start(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  if (!count_is(count, 3)) return nullptr;
+  Engine& engine = engine_of(self);
+  int peer = int(PyLong_AsLong(args[0]));
+  uint64_t key = number(args[1]);
+  Plain tensor;
+  int is = PyErr_Occurred() ? -1 : plain(args[2], receives, tensor);
+  if (is < 0) return nullptr;
+  if (!is) Py_RETURN_NONE;
+  Signature signature{mode_fixed, tensor.code, tensor.nbytes};
+  uint64_t id = unlocked([&] {
+    return receives ? engine.receive(peer, key, signature, tensor.data, true)
+                    : engine.send(peer, key, signature, {tensor.data, tensor.nbytes}, {}, true);
+  });
+  return PyLong_FromUnsignedLongLong(id);
+}
+
+PyObject* wait_for(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  if (!count_is(count, 2)) return nullptr;
+  uint64_t id = number(args[0]);
+  int64_t until = deadline(args[1]);
+  if (PyErr_Occurred() || !waited(engine_of(self), id, until)) return nullptr;
+  return outcome_of(engine_of(self), id);
+}
+
+PyObject* outcome(PyObject* self, PyObject* id) {
+  uint64_t wanted = number(id);
+  return PyErr_Occurred() ? nullptr : outcome_of(engine_of(self), wanted);
+}
+
+PyObject* withdraw(PyObject* self, PyObject* id) {
+  uint64_t wanted = number(id);
+  if (PyErr_Occurred()) return nullptr;
+  unlocked([&] { return engine_of(self).withdraw(wanted), 0; });
+  Py_RETURN_NONE;
+}
+
+PyObject* notify(PyObject* self, PyObject* id) {
+  uint64_t wanted = number(id);
+  if (PyErr_Occurred()) return nullptr;
+  return PyBool_FromLong(unlocked([&] { return engine_of(self).notify(wanted); }));
+}
+
+PyObject* progress(PyObject* self, PyObject*) {
+  std::vector<uint64_t> done = unlocked([&] { return engine_of(self).progress(); });
+  PyObject* list = PyList_New(Py_ssize_t(done.size()));
+  for (size_t i = 0; list && i < done.size(); i++) {
+    PyList_SetItem(list, Py_ssize_t(i), PyLong_FromUnsignedLongLong(done[i]));
+  }
+  return list;
+}
+
+PyObject* events(PyObject* self, PyObject*) {
+  std::vector<Event> found = engine_of(self).events();
+  PyObject* list = PyList_New(Py_ssize_t(found.size()));
+  for (size_t i = 0; list && i < found.size(); i++) {
+    Event& event = found[i];
+    PyObject* entry = Py_BuildValue("(iiiKy#)", int(event.type), event.peer, event.number,
+                                    static_cast<unsigned long long>(event.id), event.text.data(),
+                                    Py_ssize_t(event.text.size()));
+    if (!entry) return Py_DECREF(list), nullptr;
+    PyList_SetItem(list, Py_ssize_t(i), entry);
+  }
+  return list;
+}
+
+PyObject* flush(PyObject* self, PyObject*) {
+  return PyBool_FromLong(unlocked([&] { return engine_of(self).flush(); }));
+}
+
+PyObject* end(PyObject* self, PyObject* orderly) {
+  int is = PyObject_IsTrue(orderly);
+  if (is < 0) return nullptr;
+  unlocked([&] { return engine_of(self).end(is), 0; });
+  Py_RETURN_NONE;
+}
+
+template <int (Engine::*descriptor)() const>
+PyObject* fileno(PyObject* self, PyObject*) {
+  return PyLong_FromLong((engine_of(self).*descriptor)());
+}
+
+// Engine(rank, {peer: descriptor}, max_message_bytes)
+PyObject* engine_new(PyTypeObject* type, PyObject* args, PyObject*) {
+  int rank;
+  PyObject* lanes;
+  unsigned long long longest;
+  if (!PyArg_ParseTuple(args, "iO!K", &rank, &PyDict_Type, &lanes, &longest)) return nullptr;
+  std::map<int, int> descriptors;
+  PyObject *peer, *descriptor;
+  for (Py_ssize_t at = 0; PyDict_Next(lanes, &at, &peer, &descriptor);) {
+    descriptors[int(PyLong_AsLong(peer))] = int(PyLong_AsLong(descriptor));
+  }
+  if (PyErr_Occurred()) return nullptr;
+  auto alloc = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
+  PyObject* self = alloc(type, 0);
+  if (!self) return nullptr;
+  try {
+    reinterpret_cast<EngineObject*>(self)->engine = new Engine(rank, descriptors, longest);
+  } catch (const std::system_error& error) {
+    Py_DECREF(self);
+    errno = error.code().value();
+    return PyErr_SetFromErrno(PyExc_OSError);
+  }
+  return self;
+}
+
+void engine_free(PyObject* self) {
+  delete reinterpret_cast<EngineObject*>(self)->engine;
+  PyTypeObject* type = Py_TYPE(self);
+  reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free))(self);
+  Py_DECREF(type);
+}
+
+#define FAST(name, function) {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function)), METH_FASTCALL, nullptr}
+PyMethodDef engine_methods[] = {
+    FAST("send", whole<false>),
+    FAST("recv", whole<true>),
+    FAST("start_send", start<false>),
+    FAST("start_recv", start<true>),
+    FAST("wait", wait_for),
+    {"outcome", outcome, METH_O, nullptr},
+    {"withdraw", withdraw, METH_O, nullptr},
+    {"notify", notify, METH_O, nullptr},
+    {"progress", progress, METH_NOARGS, nullptr},
+    {"events", events, METH_NOARGS, nullptr},
+    {"flush", flush, METH_NOARGS, nullptr},
+    {"end", end, METH_O, nullptr},
+    {"readable", fileno<&Engine::readable>, METH_NOARGS, nullptr},
+    {"completed", fileno<&Engine::completed>, METH_NOARGS, nullptr},
+    {"eventful", fileno<&Engine::eventful>, METH_NOARGS, nullptr},
+    {},
+};
+PyType_Slot engine_slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(engine_new)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(engine_free)},
+    {Py_tp_methods, engine_methods},
+    {0, nullptr},
+};
+PyType_Spec engine_spec = {"multiworld._engine.Engine", sizeof(EngineObject), 0, Py_TPFLAGS_DEFAULT, engine_slots};
+
+PyMethodDef functions[] = {FAST("setup", setup), {}};
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "multiworld._engine", nullptr, -1, functions, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__engine(void) {
+  PyObject* made = PyModule_Create(&module);
+  PyObject* type = made ? PyType_FromSpec(&engine_spec) : nullptr;
+  if (!type || PyModule_AddObject(made, "Engine", type) < 0) return nullptr;
+  return made;
+}

@@ -1,0 +1,125 @@
+// The core: all messages and collectives of one generation of one world, matched as their frames come.
+//
+// It does no I/O and knows no clock, socket or thread. Frames go out through a `Wire`, come in through `on_frame`, and what
+// ends the generation is the host's to do. Everything is called under the lock of the world.
+#pragma once
+#include <map>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "agreement.h"
+#include "messages.h"
+#include "operation.h"
+
+namespace multiworld {
+
+// The ways to the peers.
+class Wire {
+ public:
+  virtual ~Wire() = default;
+  // Send a frame. The memory of a `send` is read in place until it is told that all is written, or disowned. Everything
+  // else is copied if it does not go out at once.
+  virtual void put(int peer, const Header& header, Span first, Span second, SendOperation* send) = 0;
+  // Copy what is not written yet of `send`: its memory is the caller's again.
+  virtual void disown(int peer, SendOperation& send) = 0;
+  // Whether a payload from `peer` is on its way to the memory it was given.
+  virtual bool receiving(int peer) = 0;
+  // Let that payload, of `length` bytes, go to `own` instead of `whole`, what has come of it included.
+  virtual void redirect(int peer, const char* whole, char* own, uint64_t length) = 0;
+};
+
+enum class Loss : uint8_t { left, protocol };
+
+// What the core asks of its owner.
+class Host {
+ public:
+  virtual ~Host() = default;
+  // An operation has its outcome.
+  virtual void settled(Operation& operation) = 0;
+  // All members agree on a collective that `launches`.
+  virtual void agreed(CollectiveOperation& operation) = 0;
+  // The world cannot go on as it is, because of `peer`.
+  virtual void lost(int peer, Loss why, const std::string& what) = 0;
+  // A value for the set-up of a backend begins: whether it can be right. Then all of it comes.
+  virtual bool expects_value(int peer, const Header& header) = 0;
+  virtual void on_value(int peer, const Header& header, const Memory& value) = 0;
+  virtual void on_bye(int peer, bool gives_up) = 0;
+};
+
+// Where the payload of a frame goes, and whose it is. One that is not wanted is dropped.
+struct Placement {
+  bool wanted = false;
+  char* to = nullptr;
+  ReceiveRef receive;  // of a message
+  Memory memory;       // of everything else
+};
+
+class Core {
+ public:
+  // Args: our rank; the other members; the longest message whose length its sender decides.
+  Core(int rank, const std::vector<int>& peers, uint64_t max_message_bytes, Wire& wire, Host& host);
+
+  // Starts. Each returns the operation, which may have ended already.
+  OperationRef send(int peer, uint64_t key, Signature signature, Span payload, std::string tail, bool borrowed);
+  OperationRef receive(int peer, uint64_t key, Signature signature, char* to, bool borrowed);
+  OperationRef receive_any(const std::vector<int>& peers, uint64_t key, Signature signature, char* to, bool borrowed);
+  // `outgoing` has what goes with the fingerprint to each of `ranks`, our own place included.
+  CollectiveRef collective(uint64_t group, std::vector<int> ranks, std::string fingerprint, bool launches,
+                           const std::vector<Span>& outgoing);
+
+  // Give it up: its caller waits no more. On return the caller's memory is the caller's.
+  void withdraw(const OperationRef& operation);
+
+  // Frames. A payload that is wanted is followed by `arrived`, or by nothing where the lane ends.
+  Placement on_frame(int peer, const Header& header);
+  void arrived(int peer, const Header& header, Placement& placement);
+
+  // The end.
+  bool depart(int peer, bool gives_up);  // whether every operation can still end
+  bool gives_up() const;                 // whether our own end leaves something undone that others take part in
+  bool needs(int peer) const;            // whether an operation cannot end without it
+  std::vector<int> awaited(const Operation& operation) const;
+  void end();  // fail all, and let nothing begin any more
+
+  // For the parts of the core and for the wire.
+  void complete(Operation& operation) { settle(operation, Outcome::done); }
+  void fail(Operation& operation, Outcome outcome);
+  void mismatch(Operation& operation, const Signature& theirs);
+  void discard(Operation& operation) { under_way_.erase(&operation); }
+  void give_back(Operation& operation);
+  void put(int peer, Kind kind, const Signature& signature, uint32_t seq, uint64_t key);
+  void protocol_error(int peer, const std::string& what) { host_.lost(peer, Loss::protocol, what); }
+  // A message lies ready at `messages`: let a receive from any source take it.
+  void offer_kept(Messages& messages, uint64_t key);
+  Wire& wire() { return wire_; }
+  Host& host() { return host_; }
+  uint64_t max_message_bytes() const { return max_message_bytes_; }
+  int rank() const { return rank_; }
+  size_t under_way() const { return under_way_.size(); }
+
+ private:
+  bool begin(const OperationRef& operation, const std::vector<int>& gone);
+  void settle(Operation& operation, Outcome outcome);
+  void on_offer(int peer, uint32_t seq);
+  void choose(const AnyRef& any, Messages& messages, bool offered);
+  bool take_kept(const AnyRef& any, Messages& messages);
+  void close(AnyReceive& any, int answering);
+  bool needs(const Operation& operation, int peer) const;
+  Agreement* group(uint64_t number);
+
+  const int rank_;
+  const uint64_t max_message_bytes_;
+  Wire& wire_;
+  Host& host_;
+  std::map<int, Messages> messages_;
+  std::unordered_map<uint64_t, Agreement> groups_;
+  std::vector<AnyRef> any_receives_;  // those that wait for an offer
+  std::unordered_map<Operation*, OperationRef> under_way_;
+  std::set<int> departed_;
+  uint32_t next_any_ = 1;
+  bool ended_ = false;
+};
+
+}  // namespace multiworld

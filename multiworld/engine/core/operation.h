@@ -1,0 +1,138 @@
+// Operations under way: each from its start to its outcome. All of it is guarded by the lock of the world.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "memory.h"
+#include "protocol.h"
+
+namespace multiworld {
+
+class Messages;
+
+enum class Outcome : uint8_t {
+  pending = 0,
+  done = 1,
+  mismatch = 2,   // the peer has something else, see `theirs`; the world goes on
+  ended = 3,      // the world is broken or closed
+};
+
+struct Signature {
+  uint16_t mode = mode_fixed;
+  uint8_t dtype = 0;
+  uint64_t nbytes = 0;  // the length, or the limit of a receive whose sender says the length
+
+  bool operator==(const Signature&) const = default;
+  // Whether a message like `sent` is what a receive like this waits for.
+  bool admits(const Signature& sent) const {
+    if (mode != sent.mode) return false;
+    return mode == mode_fixed ? *this == sent : sent.nbytes <= nbytes;
+  }
+};
+
+// One operation. It ends at most once.
+struct Operation : std::enable_shared_from_this<Operation> {
+  enum class Type : uint8_t { send, receive, any, collective };
+
+  Operation(Type type, bool borrowed) : type(type), borrowed(borrowed) {}
+  virtual ~Operation() = default;
+
+  const Type type;
+  uint64_t id = 0;  // the host's own
+  bool borrowed;  // it reads or writes the caller's memory
+  bool withdrawn = false;
+  Outcome outcome = Outcome::pending;
+  int peer = -1;       // of a message: the world rank it goes to, or came from
+  Signature theirs;    // of a mismatch
+
+  bool done() const { return outcome != Outcome::pending; }
+  bool succeeded() const { return outcome == Outcome::done; }
+};
+using OperationRef = std::shared_ptr<Operation>;
+
+struct SendOperation : Operation {
+  SendOperation(Messages& messages, uint64_t key, Signature signature, Span payload, std::string tail, bool borrowed)
+      : Operation(Type::send, borrowed), messages(messages), key(key), signature(signature), payload(payload), tail(std::move(tail)) {
+    if (!borrowed) take();
+  }
+
+  // Use a copy of the payload.
+  void take() {
+    own = Memory::copy(payload);
+    payload.data = own.data();
+  }
+
+  Messages& messages;
+  uint64_t key;
+  Signature signature;
+  Span payload;
+  std::string tail;    // the shape of a tensor
+  Memory own;          // what `payload` points to, unless it is the caller's
+  bool matched = false;
+  int64_t offered = -1;  // number of the peer's receive from any source that it is offered to
+};
+using SendRef = std::shared_ptr<SendOperation>;
+
+struct AnyReceive;
+
+struct ReceiveOperation : Operation {
+  ReceiveOperation(Messages& messages, uint64_t key, Signature signature, char* to, bool borrowed)
+      : Operation(Type::receive, borrowed), messages(messages), key(key), signature(signature), to(to), placed(borrowed) {}
+
+  Messages& messages;
+  uint64_t key;
+  Signature signature;
+  char* to;            // where the payload goes
+  bool placed;         // whether there is such a place yet; memory is found when the payload comes
+  Memory own;          // what `to` points to, if it is not the caller's
+  uint64_t length = 0;   // of the payload, and its dtype, once it comes
+  uint8_t dtype = 0;
+  int64_t seq = -1;      // of its post
+  int64_t offer = -1;    // number of the receive from any source whose offer it answers
+  int64_t arrival = -1;  // place of its message among all that came from this peer
+  bool arriving = false;
+  std::weak_ptr<AnyReceive> asked_by;  // until it has ended
+};
+using ReceiveRef = std::shared_ptr<ReceiveOperation>;
+
+// A receive from any source: it asks all, turns into a receive from the first that offers, and tells the others.
+struct AnyReceive : Operation {
+  AnyReceive(uint64_t key, Signature signature, char* to, bool borrowed, std::vector<Messages*> candidates)
+      : Operation(Type::any, borrowed), key(key), signature(signature), to(to), candidates(std::move(candidates)) {}
+
+  uint64_t key;
+  Signature signature;
+  char* to;
+  std::vector<Messages*> candidates;
+  int64_t seq = -1;
+  ReceiveRef chosen;
+};
+using AnyRef = std::shared_ptr<AnyReceive>;
+
+// What a member said of a collective: its fingerprint, and the payload that came with it.
+struct Said {
+  std::string fingerprint;
+  Memory payload;
+};
+
+struct CollectiveOperation : Operation {
+  CollectiveOperation(uint64_t group, std::vector<int> ranks, std::string fingerprint, bool launches)
+      : Operation(Type::collective, false),
+        group(group),
+        ranks(std::move(ranks)),
+        fingerprint(std::move(fingerprint)),
+        launches(launches) {}
+
+  uint64_t group;
+  std::vector<int> ranks;
+  std::string fingerprint;
+  bool launches;  // once agreed on it goes through the backend, whose end is the host's to tell
+  uint32_t seq = 0;
+  std::map<int, Said> heard;  // by world rank
+};
+using CollectiveRef = std::shared_ptr<CollectiveOperation>;
+
+}  // namespace multiworld

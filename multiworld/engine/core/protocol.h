@@ -1,0 +1,45 @@
+// The frames on a lane: a header of 24 bytes, little-endian, then a payload. As `matching/protocol.py` has them.
+#pragma once
+#include <bit>
+#include <cstdint>
+
+namespace multiworld {
+
+enum class Kind : uint8_t {
+  post = 1,
+  data = 2,
+  reject = 3,
+  cancel = 4,
+  cancelled = 5,
+  any = 6,
+  offer = 7,
+  any_done = 8,
+  fingerprint = 9,
+  value = 10,
+  bye = 11,
+  take = 12,
+};
+
+// The ways to agree on the length of a message.
+enum Mode : uint16_t {
+  mode_fixed = 0,   // both sides name dtype and length
+  mode_tensor = 1,  // the payload ends with its shape
+  mode_object = 2,  // the payload is a pickle
+};
+
+struct Header {
+  uint8_t kind;
+  uint8_t dtype;
+  uint16_t flags;  // the mode; for fingerprints and values the bytes before the payload proper; for bye whether it gives up
+  uint32_t seq;
+  uint64_t key;  // group and tag
+  uint64_t nbytes;
+};
+static_assert(sizeof(Header) == 24 && std::endian::native == std::endian::little);
+
+// Only the payloads of these follow their header; in other frames the length is only said.
+inline bool has_payload(uint8_t kind) {
+  return kind == uint8_t(Kind::data) || kind == uint8_t(Kind::fingerprint) || kind == uint8_t(Kind::value);
+}
+
+}  // namespace multiworld

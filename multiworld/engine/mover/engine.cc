@@ -1,0 +1,392 @@
+#include "engine.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstring>
+#include <system_error>
+
+namespace multiworld {
+namespace {
+
+// A large payload gives way to others, and lets go of the lock, after this much.
+constexpr uint64_t turn_bytes = 256 * 1024;
+// A wait looks around this often, should a wake-up get lost.
+constexpr int64_t look_around_ns = 1'000'000'000;
+constexpr int most_events = 16;
+constexpr uint32_t slot_bits = 24;
+// The longest value that sets up a backend.
+constexpr uint64_t max_value_bytes = 1 << 20;
+
+int64_t now_ns() {
+  timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return time.tv_sec * 1'000'000'000 + time.tv_nsec;
+}
+
+std::vector<int> keys(const std::map<int, int>& map) {
+  std::vector<int> found;
+  for (auto& entry : map) found.push_back(entry.first);
+  return found;
+}
+
+void ring(int eventfd) {
+  uint64_t one = 1;
+  [[maybe_unused]] ssize_t written = write(eventfd, &one, sizeof one);
+}
+
+void quiet(int eventfd) {
+  uint64_t count;
+  [[maybe_unused]] ssize_t got = read(eventfd, &count, sizeof count);
+}
+
+}  // namespace
+
+// Holds the lock, and wakes who has to look once it is free.
+class Engine::Locked {
+ public:
+  explicit Locked(Engine& engine) : engine_(engine), lock_(engine.mutex_) {}
+  ~Locked() { unlock(); }
+
+  void lock() { lock_.lock(); }
+  void unlock() {
+    std::vector<Slot*> awakened;
+    awakened.swap(engine_.awakened_);
+    lock_.unlock();
+    for (Slot* slot : awakened) syscall(SYS_futex, &slot->word, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
+  }
+
+ private:
+  Engine& engine_;
+  std::unique_lock<std::mutex> lock_;
+};
+
+Engine::Engine(int rank, const std::map<int, int>& lanes, uint64_t max_message_bytes)
+    : core_(rank, keys(lanes), max_message_bytes, *this, *this) {
+  epoll_ = epoll_create1(EPOLL_CLOEXEC);
+  kick_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  loop_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  host_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  if (epoll_ < 0 || kick_ < 0 || loop_ < 0 || host_ < 0) {
+    int error = errno;
+    close_all();
+    throw std::system_error(error, std::generic_category());
+  }
+  epoll_event event{};
+  event.events = EPOLLIN;
+  epoll_ctl(epoll_, EPOLL_CTL_ADD, kick_, &event);
+  for (auto [peer, fd] : lanes) {
+    auto on_end = [this](Lane& lane, int error) { lane_ended(lane, error); };
+    Lane& lane = lanes_.try_emplace(peer, fd, peer, core_, on_end).first->second;
+    event.data.ptr = &lane;
+    epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event);
+  }
+}
+
+Engine::~Engine() { close_all(); }
+
+void Engine::close_all() {
+  for (int fd : {epoll_, kick_, loop_, host_}) {
+    if (fd >= 0) close(fd);
+  }
+}
+
+// ---- starts
+
+uint64_t Engine::send(int peer, uint64_t key, Signature signature, Span payload, std::string tail, bool borrowed) {
+  Locked lock(*this);
+  return take_up(core_.send(peer, key, signature, payload, std::move(tail), borrowed));
+}
+
+uint64_t Engine::receive(int peer, uint64_t key, Signature signature, char* to, bool borrowed) {
+  Locked lock(*this);
+  return take_up(core_.receive(peer, key, signature, to, borrowed));
+}
+
+uint64_t Engine::receive_any(const std::vector<int>& peers, uint64_t key, Signature signature, char* to) {
+  Locked lock(*this);
+  return take_up(core_.receive_any(peers, key, signature, to, true));
+}
+
+uint64_t Engine::collective(uint64_t group, std::vector<int> ranks, std::string fingerprint, bool launches,
+                            const std::vector<Span>& outgoing) {
+  Locked lock(*this);
+  return take_up(core_.collective(group, std::move(ranks), std::move(fingerprint), launches, outgoing));
+}
+
+uint64_t Engine::take_up(const OperationRef& operation) {
+  if (free_.empty()) {
+    free_.push_back(uint32_t(slots_.size()));
+    slots_.emplace_back().id = free_.back();
+  }
+  Slot& slot = slots_[free_.back()];
+  free_.pop_back();
+  slot.id += uint64_t(1) << slot_bits;  // a number is never used again
+  slot.operation = operation;
+  operation->id = slot.id;
+  return slot.id;
+}
+
+Engine::Slot* Engine::find(uint64_t id) {
+  uint64_t place = id & ((uint64_t(1) << slot_bits) - 1);
+  if (place >= slots_.size() || slots_[place].id != id || !slots_[place].operation) return nullptr;
+  return &slots_[place];
+}
+
+void Engine::let_go(Slot& slot) {
+  slot.operation->id = 0;
+  slot.operation.reset();
+  slot.notify = false;
+  free_.push_back(uint32_t(slot.id & ((uint64_t(1) << slot_bits) - 1)));
+}
+
+// ---- waiting
+
+bool Engine::wait(uint64_t id, int64_t until, bool* interrupted) {
+  Locked lock(*this);
+  Slot* slot = find(id);
+  if (!slot) return true;
+  slot->waiting = true;
+  while (!slot->operation->done() && !*interrupted) {
+    int64_t left = std::min(until - now_ns(), look_around_ns);
+    if (left <= 0) break;
+    if (leader_) {
+      follow(lock, *slot, left, interrupted);
+    } else {
+      lead(lock, *slot, left, interrupted);
+    }
+  }
+  slot->waiting = false;
+  if (!leader_) pass_the_lead();
+  return slot->operation->done();
+}
+
+void Engine::lead(Locked& lock, Slot& slot, int64_t patience_ns, bool* interrupted) {
+  epoll_event events[most_events];
+  leader_ = &slot;
+  lock.unlock();
+  int count = epoll_wait(epoll_, events, most_events, int(patience_ns / 1'000'000) + 1);
+  int error = errno;
+  lock.lock();
+  leader_ = nullptr;
+  *interrupted = count < 0 && error == EINTR;
+  if (kicked_) quiet(kick_);
+  kicked_ = false;
+  serving_ = &slot;
+  serve(events, count);
+  serving_ = nullptr;
+}
+
+void Engine::follow(Locked& lock, Slot& slot, int64_t patience_ns, bool* interrupted) {
+  uint32_t seen = slot.word;
+  followers_.push_back(&slot);
+  lock.unlock();
+  timespec patience{patience_ns / 1'000'000'000, patience_ns % 1'000'000'000};
+  long failed = syscall(SYS_futex, &slot.word, FUTEX_WAIT_PRIVATE, seen, &patience, nullptr, 0);
+  int error = errno;
+  lock.lock();
+  *interrupted = failed < 0 && error == EINTR;
+  std::erase(followers_, &slot);
+}
+
+void Engine::pass_the_lead() {
+  if (followers_.empty()) return;
+  Slot* next = followers_.front();
+  next->word++;
+  awakened_.push_back(next);
+}
+
+void Engine::serve(const epoll_event* events, int count) {
+  for (int i = 0; i < count; i++) {
+    auto* lane = static_cast<Lane*>(events[i].data.ptr);
+    if (!lane || lane->ended()) continue;
+    try {
+      if (events[i].events & EPOLLOUT) lane->flush();
+      if (events[i].events & ~uint32_t(EPOLLOUT)) lane->pump(turn_bytes);
+    } catch (const std::bad_alloc&) {
+      lost(lane->peer, Loss::protocol, "rank " + std::to_string(lane->peer) + " sent what there is no memory for");
+    }
+    watch(*lane);
+  }
+}
+
+void Engine::watch(Lane& lane) {
+  if (lane.ended() || lane.watched_for_writing == lane.backlog()) return;
+  lane.watched_for_writing = lane.backlog();
+  epoll_event event{};
+  event.events = EPOLLIN | (lane.backlog() ? uint32_t(EPOLLOUT) : 0);
+  event.data.ptr = &lane;
+  epoll_ctl(epoll_, EPOLL_CTL_MOD, lane.fd, &event);
+}
+
+// ---- outcomes
+
+Result Engine::take(uint64_t id) {
+  Locked lock(*this);
+  Slot* slot = find(id);
+  if (!slot) return {};
+  OperationRef operation = slot->operation;
+  Result result{operation->outcome, operation->peer, operation->theirs, operation};
+  if (operation->done()) let_go(*slot);
+  return result;
+}
+
+void Engine::withdraw(uint64_t id) {
+  Locked lock(*this);
+  Slot* slot = find(id);
+  if (!slot) return;
+  OperationRef operation = slot->operation;
+  let_go(*slot);
+  try {
+    core_.withdraw(operation);
+  } catch (const std::bad_alloc&) {
+    lost(operation->peer, Loss::protocol, "there is no memory for what was withdrawn");
+  }
+}
+
+void Engine::over(uint64_t id) {
+  Locked lock(*this);
+  if (Slot* slot = find(id)) core_.complete(*slot->operation);
+}
+
+bool Engine::notify(uint64_t id) {
+  Locked lock(*this);
+  Slot* slot = find(id);
+  if (!slot || slot->operation->done()) return false;
+  slot->notify = true;
+  return true;
+}
+
+std::vector<uint64_t> Engine::progress() {
+  Locked lock(*this);
+  epoll_event events[most_events];
+  in_progress_ = true;
+  serve(events, epoll_wait(epoll_, events, most_events, 0));
+  in_progress_ = false;
+  if (rung_) quiet(loop_);
+  rung_ = false;
+  std::vector<uint64_t> done;
+  done.swap(done_);
+  return done;
+}
+
+void Engine::settled(Operation& operation) {
+  Slot* slot = operation.id && !operation.withdrawn ? find(operation.id) : nullptr;
+  if (!slot) return;
+  if (slot->notify) {
+    done_.push_back(operation.id);
+    if (!in_progress_ && !rung_) ring(loop_);
+    rung_ |= !in_progress_;
+  }
+  if (!slot->waiting || slot == serving_) return;
+  if (slot == leader_) {
+    if (!kicked_) ring(kick_);
+    kicked_ = true;
+  } else {
+    slot->word++;
+    awakened_.push_back(slot);
+  }
+}
+
+// ---- the owner
+
+std::vector<Event> Engine::events() {
+  Locked lock(*this);
+  quiet(host_);
+  std::vector<Event> events;
+  events.swap(events_);
+  return events;
+}
+
+void Engine::tell(Event event) {
+  if (events_.empty()) ring(host_);
+  events_.push_back(std::move(event));
+}
+
+bool Engine::flush() {
+  Locked lock(*this);
+  bool left = false;
+  for (auto& [peer, lane] : lanes_) {
+    lane.flush();
+    watch(lane);
+    left |= lane.backlog();
+  }
+  return left;
+}
+
+void Engine::end(bool orderly) {
+  Locked lock(*this);
+  if (ended_.exchange(true)) return;
+  // First: from here on nothing is written to a caller's memory.
+  for (auto& [peer, lane] : lanes_) {
+    if (orderly) {
+      lane.stop_reading();
+    } else {
+      lane.cut();
+      shutdown(lane.fd, SHUT_RDWR);
+      epoll_ctl(epoll_, EPOLL_CTL_DEL, lane.fd, nullptr);
+    }
+  }
+  core_.end();
+}
+
+bool Engine::depart(int peer, bool gives_up) {
+  Locked lock(*this);
+  return core_.depart(peer, gives_up);
+}
+
+void Engine::lane_ended(Lane& lane, int error) {
+  epoll_ctl(epoll_, EPOLL_CTL_DEL, lane.fd, nullptr);
+  tell({Event::Type::lane_ended, lane.peer, error, 0, {}});
+}
+
+// ---- what the core asks for; under the lock
+
+void Engine::put(int peer, const Header& header, Span first, Span second, SendOperation* send) {
+  Lane& lane = lanes_.at(peer);
+  lane.put(header, first, second, send);
+  watch(lane);
+}
+
+void Engine::disown(int peer, SendOperation& send) { lanes_.at(peer).disown(send); }
+
+bool Engine::receiving(int peer) { return lanes_.at(peer).receiving(); }
+
+void Engine::redirect(int peer, const char* whole, char* own, uint64_t length) {
+  lanes_.at(peer).redirect(whole, own, length);
+}
+
+void Engine::agreed(CollectiveOperation& operation) {
+  tell({Event::Type::agreed, -1, 0, operation.id, {}});
+}
+
+void Engine::lost(int peer, Loss why, const std::string& what) {
+  Lane& lane = lanes_.at(peer);
+  if (why == Loss::protocol && !lane.ended()) {  // nothing more of it is believed
+    lane.cut();
+    epoll_ctl(epoll_, EPOLL_CTL_DEL, lane.fd, nullptr);
+  }
+  tell({Event::Type::lost, peer, int(why), 0, what});
+}
+
+bool Engine::expects_value(int peer, const Header& header) {
+  if (header.nbytes <= max_value_bytes && header.flags <= header.nbytes) return true;
+  lost(peer, Loss::protocol, "a value of " + std::to_string(header.nbytes) + " bytes for the set-up of a group");
+  return false;
+}
+
+void Engine::on_value(int peer, const Header& header, const Memory& value) {
+  tell({Event::Type::value, peer, header.flags, header.key, std::string(value.data(), value.size())});
+}
+
+void Engine::on_bye(int peer, bool gives_up) { tell({Event::Type::bye, peer, gives_up, 0, {}}); }
+
+}  // namespace multiworld

@@ -1,0 +1,130 @@
+// The engine of one generation of one world: its core, its lanes, and the threads that move them.
+//
+// Who waits moves the data: of the threads that wait one leads, in epoll, and the others sleep until their operation is done
+// or the lead is theirs. An event loop moves it with `progress` when `readable()` is. No call blocks but `wait`.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/core.h"
+#include "lanes/lane.h"
+
+struct epoll_event;
+
+namespace multiworld {
+
+// What the owner of the world has to deal with.
+struct Event {
+  enum class Type : uint8_t { lost, lane_ended, bye, value, agreed };
+  Type type;
+  int peer = -1;
+  int number = 0;  // the error of a lane; 1 for a bye that gives up
+  uint64_t id = 0;
+  std::string text;
+};
+
+// How an operation ended. The memory of its own, if any, lives as long as this.
+struct Result {
+  Outcome outcome = Outcome::pending;
+  int peer = -1;
+  Signature theirs;
+  OperationRef operation;
+};
+
+class Engine final : private Wire, private Host {
+ public:
+  // Takes over the descriptors of the lanes, by peer.
+  Engine(int rank, const std::map<int, int>& lanes, uint64_t max_message_bytes);
+  ~Engine();
+
+  // Each returns a number for the calls below.
+  uint64_t send(int peer, uint64_t key, Signature signature, Span payload, std::string tail, bool borrowed);
+  uint64_t receive(int peer, uint64_t key, Signature signature, char* to, bool borrowed);
+  uint64_t receive_any(const std::vector<int>& peers, uint64_t key, Signature signature, char* to);
+  uint64_t collective(uint64_t group, std::vector<int> ranks, std::string fingerprint, bool launches,
+                      const std::vector<Span>& outgoing);
+
+  // Move the data until the operation is done: true; false at `until`, in nanoseconds of the monotonic clock, or when a signal
+  // came, and then `interrupted` is set.
+  bool wait(uint64_t id, int64_t until, bool* interrupted);
+  // The outcome of an operation, which is let go of if it is done.
+  Result take(uint64_t id);
+  // Give it up and let go of it. On return the caller's memory is the caller's.
+  void withdraw(uint64_t id);
+  // A collective that was agreed on is over on the backend.
+  void over(uint64_t id);
+
+  // For an event loop: report the end of `id` in `progress`. False if it is done already.
+  bool notify(uint64_t id);
+  // Move what is ready; the operations that are done since.
+  std::vector<uint64_t> progress();
+  int readable() const { return epoll_; }   // what came on lanes
+  int completed() const { return loop_; }   // what other threads have completed
+
+  // For the owner.
+  std::vector<Event> events();
+  int eventful() const { return host_; }
+  // Write what is left to write; whether something still is.
+  bool flush();
+  // Break the world: nothing is read or written any more, all operations end. Orderly: what was sent still goes out.
+  void end(bool orderly);
+  bool depart(int peer, bool gives_up);
+  bool ended() const { return ended_; }
+
+ private:
+  struct Slot {
+    OperationRef operation;
+    uint64_t id = 0;
+    std::atomic<uint32_t> word{0};  // changes when its thread has to look
+    bool waiting = false, notify = false;
+  };
+  class Locked;
+
+  uint64_t take_up(const OperationRef& operation);
+  Slot* find(uint64_t id);
+  void let_go(Slot& slot);
+  void lead(Locked& lock, Slot& slot, int64_t patience_ns, bool* interrupted);
+  void follow(Locked& lock, Slot& slot, int64_t patience_ns, bool* interrupted);
+  void pass_the_lead();
+  void serve(const ::epoll_event* events, int count);
+  void watch(Lane& lane);
+  void close_all();
+  void tell(Event event);
+  void lane_ended(Lane& lane, int error);
+
+  void put(int peer, const Header& header, Span first, Span second, SendOperation* send) override;
+  void disown(int peer, SendOperation& send) override;
+  bool receiving(int peer) override;
+  void redirect(int peer, const char* whole, char* own, uint64_t length) override;
+  void settled(Operation& operation) override;
+  void agreed(CollectiveOperation& operation) override;
+  void lost(int peer, Loss why, const std::string& what) override;
+  bool expects_value(int peer, const Header& header) override;
+  void on_value(int peer, const Header& header, const Memory& value) override;
+  void on_bye(int peer, bool gives_up) override;
+
+  std::mutex mutex_;
+  Core core_;
+  std::map<int, Lane> lanes_;
+  std::deque<Slot> slots_;
+  std::vector<uint32_t> free_;
+  Slot* leader_ = nullptr;   // of the thread that is in epoll
+  Slot* serving_ = nullptr;  // of the one that moves data now: it need not be woken
+  std::deque<Slot*> followers_;
+  std::vector<Slot*> awakened_;  // once the lock is free: who is woken needs it
+  std::vector<uint64_t> done_;   // for the event loop
+  std::vector<Event> events_;
+  int epoll_ = -1;
+  int kick_ = -1;  // wakes the leader
+  int loop_ = -1;  // wakes the event loop
+  int host_ = -1;  // wakes the owner
+  bool in_progress_ = false, kicked_ = false, rung_ = false;
+  std::atomic<bool> ended_{false};
+};
+
+}  // namespace multiworld

@@ -1,0 +1,450 @@
+"""The Python engine and the compiled core as one node: each is given the same, and must do the same."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from multiworld.errors import LossReason, PeerLost, TensorMismatch
+from multiworld.matching.any_source import AnyReceive
+from multiworld.matching.collective_plan import Collective, Fingerprint, Plan
+from multiworld.matching.engine import Engine
+from multiworld.matching.membership import GroupMembers, Limits, Membership
+from multiworld.matching.memory import bytes_of
+from multiworld.matching.operation import Launch, Operation
+from multiworld.matching.protocol import HEADER, WITH_PAYLOAD, Kind, Mode, Placement
+from multiworld.matching.send_receive import ReceiveOperation, SendOperation
+
+LONGEST = 256
+ROOM = 4096
+Frame = tuple[int, int, int, int, int, int]  # a header
+
+
+@dataclass
+class Sent:
+    """A frame on its way, and whose memory its payload is."""
+
+    header: Frame
+    parts: tuple[Any, ...]
+    operation: Any = None
+
+    def payload(self) -> bytes:
+        return b"".join(bytes(part) for part in self.parts)
+
+
+class ListSink:
+    """Implements ``Sink`` with a list, as ``node.h`` does its wire."""
+
+    def __init__(self, peer: int, log: list[tuple[int, Frame]]) -> None:
+        self.peer = peer
+        self.log = log
+        self.unwritten: deque[Sent] = deque()
+        self.body: list[Any] | None = None  # target, what to do then, bytes that have come
+        self.cut = False
+
+    @property
+    def receiving(self) -> bool:
+        return self.body is not None
+
+    def put(
+        self,
+        kind: int,
+        dtype: int = 0,
+        flags: int = 0,
+        seq: int = 0,
+        key: int = 0,
+        payload: tuple[Any, ...] = (),
+        nbytes: int = 0,
+        operation: Any = None,
+    ) -> None:
+        if self.cut:
+            return
+        header = (int(kind), dtype, int(flags), seq, key, nbytes)
+        self.log.append((self.peer, header))
+        parts = payload if operation is not None else tuple(bytes(part) for part in payload)
+        self.unwritten.append(Sent(header, parts, operation))
+
+    def hold(self) -> None:
+        """Nothing is held: frames wait until they are written."""
+
+    release = hold
+
+    def disown(self, operation: Any) -> None:
+        for sent in self.unwritten:
+            if sent.operation is operation:
+                sent.parts = (sent.payload(),)
+
+    def redirect(self, whole: memoryview, own: memoryview) -> None:
+        assert self.body is not None
+        own[: self.body[2]] = whole[: self.body[2]]
+        self.body[0] = own
+
+
+class Host:
+    """Ends the engine for whatever would break the world."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        peers = [peer for peer in range(size) if peer != rank]
+        us = Membership("w", rank, size, 1, "gloo", Limits(60.0, LONGEST))
+        self.log: list[tuple[int, Frame]] = []
+        self.sinks = {peer: ListSink(peer, self.log) for peer in peers}
+        self.engine = Engine(us, self, self.sinks, contextlib.nullcontext(), lambda: 0.0)
+
+    def end(self) -> None:
+        if self.engine.failure is None:
+            self.engine.failure = PeerLost("w", "ended", ranks=(0,), how=LossReason.EOF)
+            for sink in self.sinks.values():
+                sink.cut, sink.body = True, None
+                sink.unwritten.clear()
+            self.engine.end(self.engine.failure)
+
+    def lost(self, *_: object) -> None:
+        self.end()
+
+    def on_bye(self, peer: int, *, gives_up: bool) -> None:
+        if not self.engine.depart(peer, gives_up=gives_up):
+            self.end()
+
+    def on_value(self, *_: object) -> Placement:
+        return None, None
+
+    def set_alarm(self) -> None:
+        raise AssertionError("no deadline was set")
+
+    def aside(self, function: Callable[[], None]) -> None:
+        raise AssertionError(f"{function} needs a thread")
+
+    def launch(self, number: int, launch: Launch) -> None:
+        raise AssertionError(f"a launch of group {number}: {launch}")
+
+
+class Header(ctypes.Structure):
+    _fields_ = (
+        ("kind", ctypes.c_uint8),
+        ("dtype", ctypes.c_uint8),
+        ("flags", ctypes.c_uint16),
+        ("seq", ctypes.c_uint32),
+        ("key", ctypes.c_uint64),
+        ("nbytes", ctypes.c_uint64),
+    )
+
+    def fields(self) -> Frame:
+        return self.kind, self.dtype, self.flags, self.seq, self.key, self.nbytes
+
+
+@dataclass
+class Pair:
+    """One operation, in both."""
+
+    python: Operation
+    native: int
+    memory: tuple[bytearray, Any] | None = None  # of a receive: the engine's, the core's
+    sent: list[Any] = field(default_factory=list)
+    withdrawn: bool = False
+
+
+def _address(memory: Any) -> Any:
+    return None if memory is None else ctypes.addressof(memory)
+
+
+class Node:
+    """A member whose two engines are compared after every step."""
+
+    def __init__(self, library: ctypes.CDLL, rank: int, size: int) -> None:
+        self.library, self.rank, self.size = library, rank, size
+        self.host = Host(rank, size)
+        self.engine = self.host.engine
+        peers = [peer for peer in range(size) if peer != rank]
+        library.node_new.restype = ctypes.c_void_p
+        made = library.node_new(rank, (ctypes.c_int * len(peers))(*peers), len(peers), ctypes.c_uint64(LONGEST))
+        self.native = ctypes.c_void_p(made)
+        self.pairs: list[Pair] = []
+        self.room = ctypes.create_string_buffer(ROOM)
+
+    def close(self) -> None:
+        self.library.node_free(self.native)
+
+    # calls
+
+    def send(self, peer: int, key: int, mode: Mode, dtype: int, data: bytes, tail: bytes) -> None:
+        ours, theirs = bytearray(data), ctypes.create_string_buffer(data, max(1, len(data)))
+        borrowed = mode is not Mode.OBJECT
+        parts = (memoryview(ours), tail) if mode is Mode.TENSOR else (memoryview(ours),)
+        messages = self.engine.messages[peer]
+        signature = (mode, dtype, sum(map(len, parts)))
+        python = SendOperation("send", messages, key, signature, parts, ours if borrowed else None)
+        self.engine.send(python)
+        kept = ctypes.create_string_buffer(tail, max(1, len(tail)))
+        native = self._call(
+            "send", peer, _u64(key), int(mode), dtype, theirs, _u64(len(data)), kept, _u64(len(parts[1:] and tail)),
+            int(borrowed),
+        )  # fmt: skip
+        self.pairs.append(Pair(python, native, sent=[ours, theirs, kept]))
+
+    def receive(self, peer: int | None, key: int, mode: Mode, dtype: int, nbytes: int) -> None:
+        own, memory = bytearray(nbytes), ctypes.create_string_buffer(max(1, nbytes))
+        signature = (mode, dtype, nbytes)
+        peers = [one for one in range(self.size) if one != self.rank]
+        if peer is None:
+            python: Operation = self.engine.receive_any(tuple(peers), key, signature, memoryview(own), own)
+            all_peers = (ctypes.c_int * len(peers))(*peers)
+            native = self._call("receive_any", all_peers, len(peers), _u64(key), dtype, _u64(nbytes), memory)
+        else:
+            fixed = mode is Mode.FIXED
+            view, keep = (memoryview(own), own) if fixed else (None, None)
+            python = self.engine.receive(
+                ReceiveOperation("recv", self.engine.messages[peer], key, signature, view, keep)
+            )
+            native = self._call(
+                "receive", peer, _u64(key), int(mode), dtype, _u64(nbytes), memory if fixed else None
+            )  # fmt: skip
+        self.pairs.append(Pair(python, native, (own, memory)))
+
+    def collective(self, gid: int, ranks: tuple[int, ...], nbytes: int, data: bytes) -> None:
+        group = GroupMembers()
+        group.member = SimpleNamespace(world_rank=self.rank)  # type: ignore[assignment]
+        group.ranks, group.gid, group.digest = ranks, gid, 0
+        fingerprint = Fingerprint(Collective.ALL_GATHER, nbytes)
+        heard: list[Any] = []
+        plan = Plan("all_gather", fingerprint, lambda _: data, heard.append)
+        python = self.engine.collective(group, plan)
+        packed = fingerprint.packed(0)
+        native = self._call(
+            "collective", _u64(gid), (ctypes.c_int * len(ranks))(*ranks), len(ranks), packed, _u64(len(packed)),
+            data * len(ranks), _u64(len(data)),
+        )  # fmt: skip
+        self.pairs.append(Pair(python, native, sent=heard))
+
+    def withdraw(self, pair: Pair) -> None:
+        pair.withdrawn = True
+        pair.python.withdraw()
+        self._call("withdraw", pair.native)
+        for memory in pair.sent[:2] if isinstance(pair.python, SendOperation) else pair.memory or ():
+            count = len(memory)  # it is the caller's again, who writes to it
+            memory[:count] = b"\xff" * count
+
+    # frames
+
+    def write(self, peer: int) -> tuple[Frame, bytes] | None:
+        """Write the oldest frame to ``peer``."""
+        sink = self.host.sinks[peer]
+        if not sink.unwritten:
+            return None
+        sent = sink.unwritten.popleft()
+        payload = sent.payload()
+        length = self._call("write", peer, self.room, _u64(ROOM), restype=ctypes.c_int64)
+        assert self.room.raw[: max(0, length)] == payload, (sent.header, length)
+        if sent.operation is not None:
+            sent.operation.on_sent()
+        return sent.header, payload
+
+    def begins(self, peer: int, header: Frame) -> bool:
+        """A header comes from ``peer``: whether its payload is wanted."""
+        sink = self.host.sinks[peer]
+        target, done = self.engine.on_frame(sink, *header)
+        wanted = bool(self._call("begins", peer, ctypes.byref(Header(*header))))
+        assert wanted == (target is not None), header
+        if target is not None and header[5] == 0 and done is not None:
+            done()
+        elif target is not None:
+            sink.body = [target, done, 0]
+        return target is not None and header[5] > 0
+
+    def comes(self, peer: int, piece: bytes) -> None:
+        """A piece of that payload comes."""
+        self._call("comes", peer, piece, _u64(len(piece)))
+        sink = self.host.sinks[peer]
+        if sink.body is None:
+            return
+        target, done, at = sink.body
+        target[at : at + len(piece)] = piece
+        sink.body[2] += len(piece)
+        if sink.body[2] == len(target):
+            sink.body = None
+            done()
+
+    def end(self) -> None:
+        self.host.end()
+        self._call("end")
+
+    # the comparison
+
+    def compare(self) -> None:
+        """Compare all that can be seen of the two."""
+        peer, header = ctypes.c_int(), Header()
+        said = []
+        while self._call("next", ctypes.byref(peer), ctypes.byref(header)):
+            said.append((peer.value, header.fields()))
+        assert said == self.host.log
+        self.host.log.clear()
+        assert bool(self._call("failed")) == (self.engine.failure is not None)
+        assert self._call("under_way", restype=ctypes.c_uint64) == len(self.engine.operations)
+        for other in self.host.sinks:
+            assert bool(self._call("needs", other)) == self.engine.needed(other)
+        for pair in self.pairs:
+            if not pair.withdrawn:
+                self._compare(pair)
+
+    def _compare(self, pair: Pair) -> None:
+        python, error = pair.python, pair.python._error
+        expected = 0 if not python.done else 1 if error is None else 2 if isinstance(error, TensorMismatch) else 3
+        assert self._call("outcome", pair.native) == expected, (python, error)
+        if expected != 1:
+            return
+        if isinstance(python, AnyReceive | ReceiveOperation):
+            assert self._call("peer", pair.native) == python._value
+            assert pair.memory is not None
+            count = len(pair.memory[0])
+            assert pair.memory[1].raw[:count] == bytes(pair.memory[0])
+        if isinstance(python, ReceiveOperation) and python.mode != Mode.FIXED:
+            length = self._call("own", pair.native, self.room, _u64(ROOM), restype=ctypes.c_int64)
+            assert self.room.raw[:length] == bytes(bytes_of(python.buffer))
+
+    def _call(self, name: str, *args: Any, restype: Any = ctypes.c_int) -> Any:
+        function = getattr(self.library, f"node_{name}")
+        function.restype = restype
+        return function(self.native, *args)
+
+
+def _u64(number: int) -> ctypes.c_uint64:
+    return ctypes.c_uint64(number)
+
+
+@dataclass
+class OnTheWay:
+    """What a lane carries in one direction: frames that were written, and the payload that is being read."""
+
+    frames: deque[tuple[Frame, bytes]] = field(default_factory=deque)
+    rest: bytes = b""
+
+
+class Schedule:
+    """Random calls, withdrawals, frames and deaths in a world of three."""
+
+    def __init__(self, library: ctypes.CDLL, seed: int, size: int = 3) -> None:
+        self.draw = random.Random(seed)
+        self.nodes = [Node(library, rank, size) for rank in range(size)]
+        self.ways = {(to, of): OnTheWay() for to, of in itertools.permutations(range(size), 2)}
+        self.left: set[int] = set()
+        #: the rare ends, so that most schedules go on for long
+        self.deadly = self.draw.random() < 0.5
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self.step()
+        for _ in range(4000):  # all that is on its way arrives
+            if not any(self.deliver(to, of) | self.write(of, to) for to, of in self.ways):
+                break
+        for node in self.nodes:
+            node.close()
+
+    def step(self) -> None:
+        acts = (self.call,) * 4 + (self.withdraw,) * 2 + (self.move,) * 10 + (self.die,) * self.deadly
+        self.draw.choice(acts)()
+        for node in self.nodes:
+            node.compare()
+
+    def call(self) -> None:
+        node = self.draw.choice(self.nodes)
+        if node.rank in self.left:
+            return
+        peer = self.draw.choice([one for one in range(len(self.nodes)) if one != node.rank])
+        key, dtype = self.draw.choice((1, 1, 1, 2)), self.draw.choice((7, 7, 7, 7, 3))
+        mode = self.draw.choice((Mode.FIXED,) * 5 + (Mode.TENSOR, Mode.OBJECT))
+        nbytes = self.draw.choice((0, 8, 8, 8, 8, 40, 300))
+        act = self.draw.randrange(9)
+        if act < 4:
+            node.send(peer, key, mode, dtype, self.draw.randbytes(nbytes), b"\x01\x02")
+        elif act < 7:
+            node.receive(peer, key, mode, dtype, nbytes if mode is Mode.FIXED else LONGEST)
+        elif act == 7:
+            node.receive(None, key, Mode.FIXED, dtype, nbytes)
+        else:
+            ranks = self.draw.choice(((0, 1, 2), (0, 1, 2), tuple(sorted((node.rank, peer)))))
+            node.collective(sum(ranks), ranks, self.draw.choice((8, 8, 8, 16)), self.draw.randbytes(nbytes))
+
+    def withdraw(self) -> None:
+        node = self.draw.choice(self.nodes)
+        open_ones = [one for one in node.pairs[-12:] if not one.withdrawn]
+        if not open_ones:
+            return
+        crossing = [one for one in open_ones if one.python.succeeded or getattr(one.python, "arriving", False)]
+        pair = self.draw.choice(crossing if crossing and self.draw.random() < 0.5 else open_ones)
+        messages = isinstance(pair.python, SendOperation | ReceiveOperation | AnyReceive)
+        # Its end and the withdrawal may cross, but what has failed has nothing that could be given up.
+        if messages and (not pair.python.done or pair.python.succeeded) and node.engine.failure is None:
+            node.withdraw(pair)
+
+    def move(self) -> None:
+        to, of = self.draw.choice(list(self.ways))
+        if self.draw.random() < 0.5:
+            self.write(of, to)
+        else:
+            self.deliver(to, of)
+
+    def write(self, of: int, to: int) -> bool:
+        written = self.nodes[of].write(to)
+        if written is None:
+            return False
+        self.ways[to, of].frames.append(written)
+        return True
+
+    def deliver(self, to: int, of: int) -> bool:
+        """Let a header, or a piece of a payload, come."""
+        way, node = self.ways[to, of], self.nodes[to]
+        if node.engine.failure is not None or not (way.rest or way.frames):
+            return False
+        if way.rest:
+            count = self.draw.randint(1, len(way.rest))
+            piece, way.rest = way.rest[:count], way.rest[count:]
+            node.comes(of, piece)
+            return True
+        header, payload = way.frames.popleft()
+        if self.deadly and self.draw.random() < 0.01:
+            header = self.damaged(header)
+            payload = payload[: header[5]].ljust(header[5] % ROOM, b"\0")
+        wanted = node.begins(of, header)
+        way.rest = payload if wanted and header[0] in WITH_PAYLOAD else b""
+        return True
+
+    def damaged(self, header: Frame) -> Frame:
+        """Make a header that no member of ours sends there."""
+        fields = list(HEADER.unpack(HEADER.pack(*header)))
+        place = self.draw.randrange(6)
+        fields[place] = self.draw.choice((0, 1, 3, 9, 17, 255, fields[place] + 1))
+        if fields[0] in (Kind.VALUE, Kind.FINGERPRINT) or (fields[0] == Kind.DATA and fields[2] > Mode.OBJECT):
+            return header
+        return HEADER.unpack(HEADER.pack(*fields))  # type: ignore[return-value]
+
+    def die(self) -> None:
+        if self.draw.random() > 0.05:
+            return
+        node = self.draw.choice(self.nodes)
+        if self.draw.random() < 0.2:
+            node.end()
+        elif node.rank not in self.left and node.engine.failure is None:
+            self.left.add(node.rank)
+            gives_up = node.engine.gives_up()
+            assert bool(node._call("gives_up")) == gives_up
+            for sink in node.host.sinks.values():
+                sink.put(Kind.BYE, flags=int(gives_up))
+            for peer in node.host.sinks:  # the core's frames are put by its own owner
+                self.ways[peer, node.rank].frames.extend(self._all_of(node, peer))
+            node.host.log.clear()
+            node.end()
+
+    def _all_of(self, node: Node, peer: int) -> list[tuple[Frame, bytes]]:
+        sink, said = node.host.sinks[peer], []
+        while len(sink.unwritten) > 1:
+            written = node.write(peer)
+            assert written is not None
+            said.append(written)
+        said.append((sink.unwritten[0].header, b""))
+        return said

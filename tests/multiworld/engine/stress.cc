@@ -1,0 +1,128 @@
+// Two engines on a socket pair, threads that send, receive and give up at any moment, and an event loop beside them.
+//
+// Messages of one key are numbered. A receive that is given up keeps its message for the next one, and a send that is given up
+// before it is matched is not sent. So the numbers that come on a key rise, and a number is missing only if its send was given
+// up. All memory is exactly as long as the message and is freed as soon as it is the caller's again: a sanitizer sees the rest.
+#include <sys/socket.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <set>
+#include <thread>
+
+#include "mover/engine.h"
+
+using namespace multiworld;
+
+namespace {
+
+constexpr int keys = 5;
+constexpr uint64_t sizes[] = {8, 8, 64, 5'000, 300'000};
+
+std::atomic<bool> failed{false};
+
+int64_t in_us(int64_t us) {
+  timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return time.tv_sec * 1'000'000'000 + time.tv_nsec + us * 1000;
+}
+
+void check(bool good, const char* what) {
+  if (!good) fprintf(stderr, "stress: %s\n", what), failed = true;
+}
+
+bool finish(Engine& engine, uint64_t id, int64_t patience_us, Outcome& outcome) {
+  bool interrupted = false;
+  if (engine.wait(id, in_us(patience_us), &interrupted)) {
+    outcome = engine.take(id).outcome;
+    return true;
+  }
+  engine.withdraw(id);
+  return false;
+}
+
+// All messages of a key have one length, so that a receive that follows another takes what that one left.
+void sender(Engine& engine, uint64_t key, int count, std::set<uint64_t>& given_up) {
+  std::mt19937 draw(unsigned(100 + key));
+  uint64_t size = sizes[key % 5];
+  for (uint64_t number = 1; number <= uint64_t(count) && !failed; number++) {
+    char* memory = static_cast<char*>(malloc(size));
+    memset(memory, int(number & 0x7f), size);
+    memcpy(memory, &number, 8);
+    uint64_t id = engine.send(1, key, {mode_fixed, 0, size}, {memory, size}, {}, true);
+    Outcome outcome = Outcome::done;
+    if (!finish(engine, id, draw() % 4 ? 2'000'000 : draw() % 300, outcome)) given_up.insert(number);
+    check(outcome == Outcome::done, "a send failed");
+    memset(memory, 0xff, size);
+    free(memory);
+  }
+}
+
+void receiver(Engine& engine, uint64_t key, uint64_t last, std::set<uint64_t>& came) {
+  std::mt19937 draw(unsigned(200 + key));
+  uint64_t size = sizes[key % 5], newest = 0;
+  while (newest != last && !failed) {
+    char* memory = static_cast<char*>(malloc(size));
+    bool any = draw() % 4 == 0;
+    uint64_t id = any ? engine.receive_any({0}, key, {mode_fixed, 0, size}, memory)
+                      : engine.receive(0, key, {mode_fixed, 0, size}, memory, true);
+    Outcome outcome = Outcome::done;
+    if (finish(engine, id, draw() % 3 ? 2'000'000 : draw() % 300, outcome)) {
+      check(outcome == Outcome::done, "a receive failed");
+      uint64_t number;
+      memcpy(&number, memory, 8);
+      check(number > newest, "a message came twice, or out of order");
+      check(size == 8 || memory[size - 1] == char(number & 0x7f), "a message is torn");
+      came.insert(newest = number);
+    }
+    free(memory);
+  }
+}
+
+}  // namespace
+
+int main(int count, char** args) {
+  int messages = count > 1 ? atoi(args[1]) : 500;
+  int pair[2];
+  check(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0, "no socket pair");
+  Engine a(0, {{1, pair[0]}}, 1 << 20), b(1, {{0, pair[1]}}, 1 << 20);
+  std::set<uint64_t> given_up[keys], came[keys];
+  std::vector<std::thread> threads;
+  for (uint64_t key = 0; key < keys; key++) {
+    threads.emplace_back([&, key] {
+      sender(a, key, messages, given_up[key]);
+      // The last one is never given up, so that the receiver knows when it has all.
+      uint64_t size = sizes[key % 5], number = uint64_t(messages) + 1;
+      std::string last(size, char(number & 0x7f));
+      memcpy(last.data(), &number, 8);
+      bool interrupted = false;
+      uint64_t id = a.send(1, key, {mode_fixed, 0, size}, {last.data(), size}, {}, true);
+      check(a.wait(id, in_us(60'000'000), &interrupted), "the last send was not done");
+    });
+    threads.emplace_back([&, key] { receiver(b, key, uint64_t(messages) + 1, came[key]); });
+  }
+  std::atomic<bool> over{false};
+  std::thread loop([&] {
+    while (!over) a.progress(), b.progress(), a.flush(), b.flush(), usleep(500);
+  });
+  for (auto& thread : threads) thread.join();
+  over = true;
+  loop.join();
+  int missing = 0;
+  for (int key = 0; key < keys; key++) {
+    for (uint64_t number = 1; number <= uint64_t(messages); number++) {
+      if (came[key].contains(number)) continue;
+      missing++;
+      check(given_up[key].contains(number), "a message is missing");
+    }
+  }
+  a.end(false);
+  b.end(false);
+  printf("%d messages, %d given up in time\n", keys * messages, missing);
+  return failed;
+}

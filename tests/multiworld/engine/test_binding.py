@@ -1,0 +1,302 @@
+"""Two compiled engines of one process, joined by a socket pair: what callers, loops and owners see of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from multiworld.matching.protocol import HEADER, Kind, Mode
+from multiworld.transport.descriptors import open_numbers
+
+pytestmark = pytest.mark.headers("the binding includes Python.h")
+SECONDS = 30.0
+PENDING, DONE, MISMATCH, ENDED = range(4)
+LOST, LANE_ENDED, BYE = range(3)
+
+
+class Two:
+    """Engines 0 and 1, or engine 0 and a bare socket in the place of its peer."""
+
+    def __init__(self, native: ModuleType, *, bare: bool = False) -> None:
+        ours, theirs = socket.socketpair()
+        self.a = native.Engine(0, {1: ours.detach()}, 1 << 20)
+        self.peer = theirs if bare else None
+        self.b = None if bare else native.Engine(1, {0: theirs.detach()}, 1 << 20)
+
+    def run(self, *functions: Callable[[], Any]) -> list[Any]:
+        """Run each in a thread of its own; what they return."""
+        results: list[Any] = [None] * len(functions)
+
+        def work(place: int) -> None:
+            results[place] = functions[place]()
+
+        threads = [threading.Thread(target=work, args=(place,), daemon=True) for place in range(len(functions))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(SECONDS)
+            assert not thread.is_alive()
+        return results
+
+
+@pytest.fixture
+def two(native: ModuleType) -> Iterator[Two]:
+    made = Two(native)
+    yield made
+    made.a.end(False)
+    made.b.end(False)
+
+
+@pytest.fixture
+def bare(native: ModuleType) -> Iterator[Two]:
+    made = Two(native, bare=True)
+    yield made
+    made.a.end(False)
+    made.peer.close()
+
+
+def frame(kind: int, dtype: int = 0, flags: int = 0, seq: int = 0, key: int = 0, nbytes: int = 0) -> bytes:
+    return HEADER.pack(kind, dtype, flags, seq, key, nbytes)
+
+
+def events_of(engine: Any) -> list[tuple[Any, ...]]:
+    """The events of an engine whose lanes have been moved, at least one."""
+    assert select.select([engine.eventful()], [], [], SECONDS)[0]
+    return engine.events()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("count", [0, 1, 1000, 300_000, 5_000_000])
+def test_a_message_arrives_whole(two: Two, count: int) -> None:
+    sent, got = torch.arange(count, dtype=torch.float32), torch.full((count,), -1.0)
+    ends = two.run(lambda: two.a.send(1, 7, sent, SECONDS), lambda: two.b.recv(0, 7, got, SECONDS))
+    assert [end[0] for end in ends] == [DONE, DONE]
+    assert torch.equal(sent, got)
+
+
+def test_messages_of_one_key_keep_their_order_and_keys_do_not_wait_for_each_other(two: Two) -> None:
+    sent = {key: [torch.tensor([float(key * 10 + i)]) for i in range(3)] for key in (1, 2)}
+    numbers = {key: [two.a.start_send(1, key, one) for one in sent[key]] for key in sent}
+    for key in (2, 1):
+        for number, expected in zip(numbers[key], sent[key], strict=True):
+            got = torch.zeros(1)
+            ends = two.run(
+                lambda got=got, key=key: two.b.recv(0, key, got, SECONDS),
+                lambda number=number: two.a.wait(number, SECONDS),
+            )
+            assert [end[0] for end in ends] == [DONE, DONE]
+            assert torch.equal(got, expected)
+
+
+def test_other_lengths_and_dtypes_are_a_mismatch_for_both_and_the_world_goes_on(two: Two) -> None:
+    ends = two.run(lambda: two.a.send(1, 7, torch.zeros(2), SECONDS), lambda: two.b.recv(0, 7, torch.zeros(3), SECONDS))
+    assert [(end[0], end[4]) for end in ends] == [(MISMATCH, 12), (MISMATCH, 8)]
+    test_a_message_arrives_whole(two, 10)
+
+
+@pytest.mark.parametrize(
+    "unusual",
+    [
+        torch.zeros(4, 4).t(),
+        torch.zeros(2, dtype=torch.complex64).conj(),
+        torch.zeros(2, device="meta"),
+        torch.zeros(2).to_sparse(),
+        torch.zeros(1).as_subclass(type("Own", (torch.Tensor,), {})),
+        torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.qint8),
+    ],
+    ids=["strides", "conjugate", "meta", "sparse", "subclass", "quantized"],
+)
+def test_what_is_not_plain_is_left_to_python(two: Two, unusual: torch.Tensor) -> None:
+    assert two.a.start_send(1, 7, unusual) is None
+    assert two.a.start_recv(1, 7, unusual) is None
+
+
+def test_what_needs_a_gradient_is_sent_and_not_written(two: Two) -> None:
+    leaf = torch.zeros(2, requires_grad=True)
+    assert two.a.start_recv(1, 7, leaf) is None
+    two.a.withdraw(two.a.start_send(1, 7, leaf))
+
+
+def test_a_withdrawn_receive_leaves_its_message_for_the_next(two: Two) -> None:
+    first, second = torch.zeros(1), torch.zeros(1)
+    two.b.withdraw(two.b.start_recv(0, 7, first))
+    ends = two.run(lambda: two.a.send(1, 7, torch.tensor([5.0]), SECONDS), lambda: two.b.recv(0, 7, second, SECONDS))
+    assert [end[0] for end in ends] == [DONE, DONE]
+    assert (first.item(), second.item()) == (0.0, 5.0)
+
+
+def test_memory_of_a_withdrawn_send_is_the_callers_and_the_message_arrives_unchanged(two: Two) -> None:
+    sent, got = torch.ones(5_000_000), torch.zeros(5_000_000)
+    receive = two.b.start_recv(0, 7, got)
+    assert select.select([two.a.readable()], [], [], SECONDS)[0]
+    two.a.progress()  # the post is there: the send is matched, and does not fit into the socket
+    two.a.withdraw(two.a.start_send(1, 7, sent))
+    sent.fill_(9.0)
+    assert two.run(lambda: two.b.wait(receive, SECONDS)[0], lambda: _flush(two.a))[0] == DONE
+    assert torch.equal(got, torch.ones(5_000_000))
+
+
+def _flush(engine: Any) -> None:
+    until = time.monotonic() + SECONDS
+    while engine.flush():
+        assert time.monotonic() < until
+
+
+def test_a_wait_ends_at_its_deadline_and_the_operation_goes_on(two: Two) -> None:
+    got = torch.zeros(1)
+    number = two.b.start_recv(0, 7, got)
+    assert two.b.wait(number, 0.05)[0] == PENDING
+    assert two.run(lambda: two.a.send(1, 7, torch.ones(1), SECONDS), lambda: two.b.wait(number, SECONDS))[1][0] == DONE
+    assert got.item() == 1.0
+
+
+def test_threads_that_wait_at_once_pass_the_lead_on(two: Two) -> None:
+    got = [torch.zeros(1) for _ in range(8)]
+    receives = [lambda key=key: two.b.recv(0, key, got[key], SECONDS)[0] for key in range(8)]
+    sends = [lambda key=key: two.a.send(1, key, torch.tensor([float(key)]), SECONDS)[0] for key in reversed(range(8))]
+    assert two.run(*receives, *sends) == [DONE] * 16
+    assert [value.item() for value in got] == list(map(float, range(8)))
+
+
+def test_an_event_loop_awaits_many_operations(two: Two) -> None:
+    async def served(engine: Any, numbers: list[int]) -> None:
+        loop, open_ones = asyncio.get_running_loop(), {}
+
+        def move() -> None:
+            for number in engine.progress():
+                open_ones.pop(number).set_result(None)
+
+        for descriptor in (engine.readable(), engine.completed()):
+            loop.add_reader(descriptor, move)
+        for number in numbers:
+            if engine.notify(number):
+                open_ones[number] = loop.create_future()
+        await asyncio.wait_for(asyncio.gather(*open_ones.values()), SECONDS)
+        for descriptor in (engine.readable(), engine.completed()):
+            loop.remove_reader(descriptor)
+
+    got = [torch.zeros(1) for _ in range(64)]
+    receives = [two.b.start_recv(0, 7, one) for one in got]
+    sent = [torch.tensor([float(i)]) for i in range(64)]
+    sends = [two.a.start_send(1, 7, one) for one in sent]
+    two.run(lambda: asyncio.run(served(two.a, sends)), lambda: asyncio.run(served(two.b, receives)))
+    assert [two.b.outcome(number)[0] for number in receives] == [DONE] * 64
+    assert [one.item() for one in got] == list(map(float, range(64)))
+
+
+def test_a_signal_handler_that_raises_ends_the_wait_and_its_operation(two: Two) -> None:
+    class Interrupted(Exception):
+        pass
+
+    def handler(*_: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        with pytest.raises(Interrupted):
+            two.b.recv(0, 7, torch.zeros(1), SECONDS)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    test_a_message_arrives_whole(two, 1)
+
+
+def test_a_signal_handler_that_returns_ends_no_wait(two: Two) -> None:
+    came: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: came.append(number))
+    try:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        threading.Timer(0.5, lambda: two.a.send(1, 7, torch.ones(1), SECONDS)).start()
+        assert two.b.recv(0, 7, torch.zeros(1), SECONDS)[0] == DONE
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert came == [signal.SIGUSR1]
+
+
+@pytest.mark.parametrize("orderly", [False, True])
+def test_the_end_of_a_world_ends_every_wait(two: Two, orderly: bool) -> None:
+    waits = [lambda key=key: two.b.recv(0, key, torch.zeros(1), SECONDS)[0] for key in range(3)]
+    threading.Timer(0.2, two.b.end, (orderly,)).start()
+    assert two.run(*waits) == [ENDED] * 3
+    assert two.b.recv(0, 7, torch.zeros(1), SECONDS)[0] == ENDED
+
+
+def test_the_end_of_a_lane_is_told(bare: Two) -> None:
+    got = torch.zeros(1)
+    number = bare.a.start_recv(1, 7, got)
+    assert len(bare.peer.recv(100)) == HEADER.size  # what is not read would make it a reset
+    bare.peer.close()
+    bare.a.progress()
+    assert events_of(bare.a) == [(LANE_ENDED, 1, 0, 0, b"")]
+    assert bare.a.wait(number, 0.01)[0] == PENDING, "why it ended is for the owner to find out"
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        frame(99),
+        frame(Kind.DATA, seq=5, nbytes=8),
+        frame(Kind.CANCELLED, seq=1),
+        frame(Kind.VALUE, nbytes=1 << 40),
+        frame(Kind.FINGERPRINT, flags=3, nbytes=3),
+        frame(Kind.FINGERPRINT, flags=24, nbytes=1 << 50),
+        frame(Kind.POST, flags=Mode.FIXED, nbytes=8) * 70_000,
+    ],
+    ids=["kind", "data", "cancelled", "value", "fingerprint", "length", "posts"],
+)
+def test_hostile_frames_end_the_lane_with_a_word(bare: Two, frames: bytes) -> None:
+    got = torch.zeros(1)
+    bare.a.start_recv(1, 7, got)
+    bare.peer.settimeout(SECONDS)
+
+    def write() -> None:
+        with contextlib.suppress(OSError):  # nobody reads the rest
+            bare.peer.sendall(frames)
+
+    threading.Thread(target=write, daemon=True).start()
+    while not select.select([bare.a.eventful()], [], [], 0)[0]:
+        assert select.select([bare.a.readable()], [], [], SECONDS)[0]
+        bare.a.progress()
+    ((kind, peer, _, _, text), *_) = bare.a.events()
+    assert (kind, peer) == (LOST, 1)
+    assert text
+
+
+def test_a_farewell_is_told_and_what_it_leaves_behind_ends_by_the_owner(bare: Two) -> None:
+    bare.peer.sendall(frame(Kind.BYE, flags=1))
+    bare.a.progress()
+    assert events_of(bare.a) == [(BYE, 1, 1, 0, b"")]
+
+
+def test_without_descriptors_there_is_an_error_and_none_is_kept(native: ModuleType) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    ours, theirs = socket.socketpair()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(open_numbers()) + 4, hard))
+    taken: list[int] = []
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open("/dev/null", os.O_RDONLY))
+        for _ in range(2):  # of the four that an engine needs
+            os.close(taken.pop())
+        for _ in range(2):
+            with pytest.raises(OSError, match="Too many open files"):
+                native.Engine(0, {1: ours.fileno()}, 1 << 20)
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    ours.close()
+    theirs.close()
