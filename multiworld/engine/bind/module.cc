@@ -1,17 +1,15 @@
-// The binding: `multiworld._engine`, on the limited API of CPython 3.10, so that one file serves every later version.
+// The binding: `multiworld._engine`, on the stable ABI of CPython 3.10, so that one file serves every later version.
 //
 // Tensors are looked at by their attributes; nothing of libtorch is used. What is not plain - contiguous, strided, dense, on the
 // CPU, of a dtype that has a code - is Python's to refuse or to prepare. The lock of the interpreter is given up for all that
 // may take time.
-#define Py_LIMITED_API 0x030A0000
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-
+#include <cerrno>
 #include <ctime>
 #include <map>
 #include <system_error>
 
 #include "mover/engine.h"
+#include "stable_abi.h"
 
 using namespace multiworld;
 
@@ -22,9 +20,19 @@ enum Name { n_dtype, n_layout, n_is_cpu, n_is_contiguous, n_is_conj, n_is_neg, n
 PyObject* names[n_count];
 
 struct EngineObject {
-  PyObject_HEAD
+  ObjectHead head;
   Engine* engine;
 };
+
+PyObject* none() {
+  Py_IncRef(&_Py_NoneStruct);
+  return &_Py_NoneStruct;
+}
+
+// The type of an object, borrowed of it.
+PyObject* type_of(PyObject* object) {
+  return reinterpret_cast<PyObject*>(reinterpret_cast<ObjectHead*>(object)->type);
+}
 
 Engine& engine_of(PyObject* self) { return *reinterpret_cast<EngineObject*>(self)->engine; }
 
@@ -49,8 +57,8 @@ uint64_t number(PyObject* object) { return PyLong_AsUnsignedLongLong(object); }
 // Whether an attribute, or what a method returns, is True; -1 on error.
 int truth(PyObject* found) {
   if (!found) return -1;
-  int is = found == Py_True;
-  Py_DECREF(found);
+  int is = found == &_Py_TrueStruct;
+  Py_DecRef(found);
   return is;
 }
 
@@ -62,17 +70,17 @@ struct Plain {
 
 // Whether a tensor is plain: 1, 0, or -1 on error. One that is written must not require a gradient.
 int plain(PyObject* tensor, bool written, Plain& found) {
-  auto* type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
+  PyObject* type = type_of(tensor);
   if (type != tensor_type && type != parameter_type) return 0;
   PyObject* dtype = PyObject_GetAttr(tensor, names[n_dtype]);
   if (!dtype) return -1;
   PyObject* code = PyDict_GetItemWithError(codes, dtype);
-  Py_DECREF(dtype);
+  Py_DecRef(dtype);
   if (!code) return PyErr_Occurred() ? -1 : 0;
   found.code = uint8_t(PyLong_AsLong(code));
   PyObject* layout = PyObject_GetAttr(tensor, names[n_layout]);
   if (!layout) return -1;
-  Py_DECREF(layout);
+  Py_DecRef(layout);
   if (layout != strided) return 0;
   int is = truth(PyObject_GetAttr(tensor, names[n_is_cpu]));
   if (is == 1) is = truth(PyObject_CallMethodObjArgs(tensor, names[n_is_contiguous], nullptr));
@@ -89,11 +97,11 @@ int plain(PyObject* tensor, bool written, Plain& found) {
   PyObject* nbytes = PyObject_GetAttr(tensor, names[n_nbytes]);
   if (!nbytes) return -1;
   found.nbytes = number(nbytes);
-  Py_DECREF(nbytes);
+  Py_DecRef(nbytes);
   PyObject* data = PyObject_CallMethodObjArgs(tensor, names[n_data_ptr], nullptr);
   if (!data) return -1;
   found.data = static_cast<char*>(PyLong_AsVoidPtr(data));
-  Py_DECREF(data);
+  Py_DecRef(data);
   if (PyErr_Occurred()) return -1;
   return found.data || !found.nbytes;  // one that is fake, or has no storage, has no memory
 }
@@ -138,9 +146,9 @@ PyObject* setup(PyObject*, PyObject* const* args, Py_ssize_t count) {
   const char* texts[n_count] = {"dtype",   "layout", "is_cpu",        "is_contiguous", "is_conj",
                                 "is_neg", "requires_grad", "data_ptr", "nbytes"};
   for (int i = 0; i < n_count; i++) names[i] = PyUnicode_InternFromString(texts[i]);
-  for (int i = 0; i < 4; i++) Py_INCREF(args[i]);
+  for (int i = 0; i < 4; i++) Py_IncRef(args[i]);
   tensor_type = args[0], parameter_type = args[1], codes = args[2], strided = args[3];
-  Py_RETURN_NONE;
+  return none();
 }
 
 // send(peer, key, tensor, seconds), recv(...): None if the tensor is not plain, else the outcome.
@@ -154,7 +162,7 @@ PyObject* whole(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   Plain tensor;
   int is = PyErr_Occurred() ? -1 : plain(args[2], receives, tensor);
   if (is < 0) return nullptr;
-  if (!is) Py_RETURN_NONE;
+  if (!is) return none();
   Signature signature{mode_fixed, tensor.code, tensor.nbytes};
   uint64_t id = 0;
   bool done = unlocked([&] {
@@ -178,7 +186,7 @@ PyObject* start(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   Plain tensor;
   int is = PyErr_Occurred() ? -1 : plain(args[2], receives, tensor);
   if (is < 0) return nullptr;
-  if (!is) Py_RETURN_NONE;
+  if (!is) return none();
   Signature signature{mode_fixed, tensor.code, tensor.nbytes};
   uint64_t id = unlocked([&] {
     return receives ? engine.receive(peer, key, signature, tensor.data, true)
@@ -204,7 +212,7 @@ PyObject* withdraw(PyObject* self, PyObject* id) {
   uint64_t wanted = number(id);
   if (PyErr_Occurred()) return nullptr;
   unlocked([&] { return engine_of(self).withdraw(wanted), 0; });
-  Py_RETURN_NONE;
+  return none();
 }
 
 PyObject* notify(PyObject* self, PyObject* id) {
@@ -227,10 +235,10 @@ PyObject* events(PyObject* self, PyObject*) {
   PyObject* list = PyList_New(Py_ssize_t(found.size()));
   for (size_t i = 0; list && i < found.size(); i++) {
     Event& event = found[i];
-    PyObject* entry = Py_BuildValue("(iiiKy#)", int(event.type), event.peer, event.number,
-                                    static_cast<unsigned long long>(event.id), event.text.data(),
-                                    Py_ssize_t(event.text.size()));
-    if (!entry) return Py_DECREF(list), nullptr;
+    PyObject* entry = Py_BuildValue("(iiiKN)", int(event.type), event.peer, event.number,
+                                    static_cast<unsigned long long>(event.id),
+                                    PyBytes_FromStringAndSize(event.text.data(), Py_ssize_t(event.text.size())));
+    if (!entry) return Py_DecRef(list), nullptr;
     PyList_SetItem(list, Py_ssize_t(i), entry);
   }
   return list;
@@ -244,7 +252,7 @@ PyObject* end(PyObject* self, PyObject* orderly) {
   int is = PyObject_IsTrue(orderly);
   if (is < 0) return nullptr;
   unlocked([&] { return engine_of(self).end(is), 0; });
-  Py_RETURN_NONE;
+  return none();
 }
 
 template <int (Engine::*descriptor)() const>
@@ -270,7 +278,7 @@ PyObject* engine_new(PyTypeObject* type, PyObject* args, PyObject*) {
   try {
     reinterpret_cast<EngineObject*>(self)->engine = new Engine(rank, descriptors, longest);
   } catch (const std::system_error& error) {
-    Py_DECREF(self);
+    Py_DecRef(self);
     errno = error.code().value();
     return PyErr_SetFromErrno(PyExc_OSError);
   }
@@ -279,9 +287,9 @@ PyObject* engine_new(PyTypeObject* type, PyObject* args, PyObject*) {
 
 void engine_free(PyObject* self) {
   delete reinterpret_cast<EngineObject*>(self)->engine;
-  PyTypeObject* type = Py_TYPE(self);
-  reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free))(self);
-  Py_DECREF(type);
+  PyObject* type = type_of(self);
+  reinterpret_cast<freefunc>(PyType_GetSlot(reinterpret_cast<PyTypeObject*>(type), Py_tp_free))(self);
+  Py_DecRef(type);
 }
 
 #define FAST(name, function) {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function)), METH_FASTCALL, nullptr}
@@ -309,15 +317,17 @@ PyType_Slot engine_slots[] = {
     {Py_tp_methods, engine_methods},
     {0, nullptr},
 };
-PyType_Spec engine_spec = {"multiworld._engine.Engine", sizeof(EngineObject), 0, Py_TPFLAGS_DEFAULT, engine_slots};
+PyType_Spec engine_spec = {"multiworld._engine.Engine", sizeof(EngineObject), 0, 0, engine_slots};
 
 PyMethodDef functions[] = {FAST("setup", setup), {}};
-PyModuleDef module = {PyModuleDef_HEAD_INIT, "multiworld._engine", nullptr, -1, functions, nullptr, nullptr, nullptr, nullptr};
+PyModuleDef module = {
+    {{1, nullptr}, nullptr, 0, nullptr}, "multiworld._engine", nullptr, -1, functions, nullptr, nullptr, nullptr, nullptr,
+};
 
 }  // namespace
 
-PyMODINIT_FUNC PyInit__engine(void) {
-  PyObject* made = PyModule_Create(&module);
+extern "C" __attribute__((visibility("default"))) PyObject* PyInit__engine() {
+  PyObject* made = PyModule_Create2(&module, abi_version);
   PyObject* type = made ? PyType_FromSpec(&engine_spec) : nullptr;
   if (!type || PyModule_AddObject(made, "Engine", type) < 0) return nullptr;
   return made;

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import subprocess
-import sysconfig
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch
 
 from multiworld.matching.protocol import CODES
 
@@ -22,12 +20,13 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     made = tmp_path_factory.mktemp("native") / "_engine.abi3.so"
     sources = map(str, sorted(SOURCES.glob("*/*.cc")))
     options = ["-std=c++20", "-O1", "-g", "-D_GLIBCXX_ASSERTIONS", "-fPIC", "-shared", "-fvisibility=hidden"]
-    include = [f"-I{SOURCES}", f"-I{sysconfig.get_path('include')}"]
-    subprocess.run(["g++", *options, *include, "-o", str(made), *sources], check=True, timeout=600)
+    subprocess.run(["g++", *options, f"-I{SOURCES}", "-o", str(made), *sources], check=True, timeout=600)
     spec = importlib.util.spec_from_file_location("_engine", made)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    import torch
+
     module.setup(torch.Tensor, torch.nn.Parameter, CODES, torch.strided)
     return module

@@ -21,7 +21,6 @@ import torch
 from multiworld.matching.protocol import HEADER, Kind, Mode
 from multiworld.transport.descriptors import open_numbers
 
-pytestmark = pytest.mark.headers("the binding includes Python.h")
 SECONDS = 30.0
 PENDING, DONE, MISMATCH, ENDED = range(4)
 LOST, LANE_ENDED, BYE = range(3)
@@ -197,16 +196,16 @@ def test_an_event_loop_awaits_many_operations(two: Two) -> None:
 
 
 def test_a_signal_handler_that_raises_ends_the_wait_and_its_operation(two: Two) -> None:
-    class Interrupted(Exception):
+    class HandlerError(Exception):
         pass
 
     def handler(*_: object) -> None:
-        raise Interrupted
+        raise HandlerError
 
     before = signal.signal(signal.SIGUSR1, handler)
     try:
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
-        with pytest.raises(Interrupted):
+        with pytest.raises(HandlerError):
             two.b.recv(0, 7, torch.zeros(1), SECONDS)
     finally:
         signal.signal(signal.SIGUSR1, before)
