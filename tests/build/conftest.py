@@ -13,6 +13,7 @@ import pytest
 
 from build.process import FOREIGN
 from tests.build.with_nox import nox_is_here as nox_is_here
+from tests.once import once
 
 if TYPE_CHECKING:
     from tests.build.overlay.little import Little
@@ -43,22 +44,25 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session")
-def little(tmp_path_factory: pytest.TempPathFactory) -> Little:
+def little(request: pytest.FixtureRequest) -> Little:
     """A PyTorch in miniature, compiled once."""
     from tests.build.overlay.little import make
 
-    return make(tmp_path_factory.mktemp("little"))
+    return once(request, "little", make)
 
 
 @pytest.fixture(scope="session")
-def whole_release(little: Little, tmp_path_factory: pytest.TempPathFactory) -> Place:
+def whole_release(little: Little, request: pytest.FixtureRequest) -> Place:
     """The release in miniature, built once: not to be changed, but copied (`built_release`)."""
     from tests.build.pipeline import little_release
 
-    place = little_release.make(little, tmp_path_factory.mktemp("whole"))
-    status, output = little_release.build(place)
-    assert status == 0, output
-    return place
+    def make(folder: Path) -> Place:
+        place = little_release.make(little, folder)
+        status, output = little_release.build(place)
+        assert status == 0, output
+        return place
+
+    return once(request, "whole", make)
 
 
 @pytest.fixture

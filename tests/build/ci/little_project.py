@@ -165,8 +165,8 @@ def make(little: Little, top: Path, index: Index) -> Project:
 
 def _write_project(project: Project, commit: str, digest: str) -> None:
     work = project.clone
-    for name in ("build", "ci", "multiworld"):
-        shutil.copytree(REPO / name, work / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    for name in ("build", "ci", "multiworld"):  # with what is compiled of them, which git ignores
+        shutil.copytree(REPO / name, work / name, ignore=shutil.ignore_patterns("*.so", "*.pyc.*"))
     for name in (".gitignore", "LICENSE"):
         shutil.copy(REPO / name, work)
     place = lr.Place(project.top)  # writes <top>/patches/little

@@ -17,6 +17,7 @@ import msgspec
 
 from build import seals
 from build.paths import REPO
+from tests.build import forked
 from tests.build.overlay import little as lt
 from tests.build.overlay.little import Little
 from tests.build.series.repos import make_patch, make_repo
@@ -199,11 +200,13 @@ def build_arguments(place: Place) -> list[str | Path]:
     return ["build", lt.VERSION, "--source", place.tree, "--dist", place.dist]
 
 
+def command(place: Place, *arguments: str | Path, **extra: str) -> tuple[int, str]:
+    """Run a command over the miniature to its end; return exit status and output."""
+    return forked.run([str(argument) for argument in arguments], environment(place, extra), TIMEOUT)
+
+
 def build(place: Place, **extra: str) -> tuple[int, str]:
-    """Build, and return exit status and output."""
-    with started(place, *build_arguments(place), **extra) as process:
-        output, _ = process.communicate(timeout=TIMEOUT)
-    return process.returncode, output
+    return command(place, *build_arguments(place), **extra)
 
 
 def wait_for(path: Path, process: subprocess.Popen[str]) -> None:

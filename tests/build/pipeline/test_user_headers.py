@@ -16,7 +16,7 @@ from tests.build.overlay import little_sources as text
 from tests.build.overlay.little import Little
 from tests.build.pipeline import little_release as lr
 from tests.build.pipeline.little_release import Place
-from tests.build.pipeline.user_patches import AUTHOR, INIT, build, command, explain, made, patch, run
+from tests.build.pipeline.user_patches import AUTHOR, INIT, build, explain, made, patch, run
 from tests.build.series.repos import commit, make_repo
 from tests.build.wheels import little_wheel as lw
 
@@ -81,15 +81,14 @@ def test_headers_of_a_submodule_are_fetched_at_the_commit_that_the_release_names
     edits = lt.edited(lt.NCCL_CPP, "return 1 +", "return FROM_FMT +")
     own = patch(place, {lt.NCCL_CPP: f"#include <fmt/format.h>\n{edits[lt.NCCL_CPP]}"})
     build_it = ("build", lt.VERSION, "--source", place.tree, "--dist", place.dist, "--label", "fix1", "--no-test")
-    with lr.started(place, *build_it, "--patches", own, MULTIWORLD_UPSTREAM=remote) as process:
-        status, output = process.wait(timeout=lr.TIMEOUT), process.communicate()[0]
+    status, output = lr.command(place, *build_it, "--patches", own, MULTIWORLD_UPSTREAM=remote)
     assert status == 0, output
     assert "fetching third_party/fmt at" in output
     found, folder = made(place)
     assert run(folder / found.patched.name, place.folder / "site", "import torch; print(torch.answer())") == "840"
     (kept,) = (place.folder / "cache" / "headers").glob("third_party-fmt-include-????????????????")
     assert [path.relative_to(kept).as_posix() for path in kept.rglob("*.*")] == ["fmt/format.h"]
-    status, output = command(place, "verify", folder / found.patched.name, "--source", place.tree, "--patches", own)
+    status, output = lr.command(place, "verify", folder / found.patched.name, "--source", place.tree, "--patches", own)
     assert status == 0, output
 
 
@@ -100,8 +99,7 @@ def test_a_tag_that_was_moved_is_no_origin_of_headers(place: Place) -> None:
     moved.out("tag", f"v{lt.VERSION}")
     own = patch(place, {lt.NCCL_CPP: f"#include <fmt/format.h>\n{text.CUDA[lt.NCCL_CPP]}"})
     arguments = ("build", lt.VERSION, "--source", place.tree, "--dist", place.dist, "--label", "fix1", "--no-test")
-    with lr.started(place, *arguments, "--patches", own, MULTIWORLD_UPSTREAM=moved.folder.as_uri()) as process:
-        status, output = process.wait(timeout=lr.TIMEOUT), process.communicate()[0]
+    status, output = lr.command(place, *arguments, "--patches", own, MULTIWORLD_UPSTREAM=moved.folder.as_uri())
     assert (status, f"v{lt.VERSION} is not the pinned commit" in output) == (7, True), output
     for git in (Git(remote), moved):
         assert git.resolve("HEAD") in output

@@ -15,7 +15,7 @@ from tests.build.overlay import little_sources as text
 from tests.build.overlay.little import Little
 from tests.build.pipeline import little_release as lr
 from tests.build.pipeline.little_release import Place
-from tests.build.pipeline.user_patches import AUTHOR, INIT, build, command, explain, made, patch, run
+from tests.build.pipeline.user_patches import AUTHOR, INIT, build, explain, made, patch, run
 from tests.build.series.repos import make_repo
 
 (_LISTS,) = text.LISTS.values()
@@ -46,13 +46,13 @@ def test_units_and_python_files(place: Place) -> None:
     assert run(
         folder / found.patched.name, place.folder / "site", "import torch; print(torch.answer(), torch.more)"
     ) == ("540 7")
-    status, output = command(place, "verify", folder / found.patched.name, "--source", place.tree, "--patches", own)
+    status, output = lr.command(place, "verify", folder / found.patched.name, "--source", place.tree, "--patches", own)
     assert status == 0, output
     assert "the whole wheel: the same bytes" in output
-    status, output = command(place, "verify", folder / found.patched.name, "--source", place.tree)
+    status, output = lr.command(place, "verify", folder / found.patched.name, "--source", place.tree)
     assert (status, "--patches FILE" in output) == (2, True), output
     other = patch(place, lt.edited(lt.NCCL_CPP, "return 1 +", "return 501 +"))
-    status, output = command(place, "verify", folder / found.patched.name, "--patches", other, "--no-rebuild")
+    status, output = lr.command(place, "verify", folder / found.patched.name, "--patches", other, "--no-rebuild")
     assert (status, "first claim that fails is: patches" in output) == (17, True), output
 
 
@@ -84,7 +84,7 @@ def test_python_files_alone_compile_nothing(place: Place) -> None:
     assert not (place.folder / "cache" / "objects").exists()
     program = "import torch, torch.new; print(torch.more, torch.new.x, torch.answer(), torch.__version__)"
     assert run(folder / found.patched.name, place.folder / "site", program) == "7 1 41 9.9.0+cu124.fix1"
-    status, output = command(place, "verify", folder / found.patched.name, "--source", place.tree, "--patches", own)
+    status, output = lr.command(place, "verify", folder / found.patched.name, "--source", place.tree, "--patches", own)
     assert status == 0, output
 
 

@@ -32,18 +32,13 @@ def patch(place: Place, edits: Mapping[str, str | None]) -> Path:
     return target
 
 
-def command(place: Place, name: str, *arguments: str | Path) -> tuple[int, str]:
-    with lr.started(place, name, *arguments) as process:
-        return process.wait(timeout=lr.TIMEOUT), process.communicate()[0]
-
-
 def build(place: Place, *arguments: str | Path, label: str = "fix1") -> tuple[int, str]:
     own = ("--label", label, "--no-test", *arguments)
-    return command(place, "build", lt.VERSION, "--source", place.tree, "--dist", place.dist, *own)
+    return lr.command(place, "build", lt.VERSION, "--source", place.tree, "--dist", place.dist, *own)
 
 
 def explain(place: Place, *arguments: str | Path) -> tuple[int, str]:
-    return command(place, "explain", "--release", lt.VERSION, "--source", place.tree, *arguments)
+    return lr.command(place, "explain", "--release", lt.VERSION, "--source", place.tree, *arguments)
 
 
 def made(place: Place, label: str = "fix1") -> tuple[record.BuildRecord, Path]:

@@ -14,6 +14,7 @@ from build.wheels import patched as patched_wheel
 from build.wheels.platforms import platform_tag
 from tests.build.overlay.little import Little
 from tests.build.wheels import little_wheel as lw
+from tests.once import once
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +28,11 @@ class Made:
 
 
 @pytest.fixture(scope="session")
-def made(little: Little, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    folder = tmp_path_factory.mktemp("wheels")
+def made(little: Little, request: pytest.FixtureRequest) -> Made:
+    return once(request, "wheels", lambda folder: _make(little, folder))
+
+
+def _make(little: Little, folder: Path) -> Made:
     official, release = lw.official(little, folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MULTIWORLD_CACHE", str(folder / "cache"))

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from filelock import FileLock
 from procs import ROOT, cluster
 
 from multiworld import InvalidArgument, switchml
 from multiworld.lab.context import Context
+from tests.once import once
 
 from .stand_in.switch import Switch, build_shim, switch
 
@@ -29,14 +29,8 @@ Body = Callable[[int, int], Any]
 
 
 @pytest.fixture(scope="session")
-def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shim, compiled once for all processes of a run."""
-    top = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        top = top.parent
-    with FileLock(top / "switchml.lock"):
-        made = top / "switchml" / "shim.so"
-        return made if made.exists() else build_shim(made.parent)
+def shim(request: pytest.FixtureRequest) -> Path:
+    return once(request, "switchml", build_shim)
 
 
 class Job:
