@@ -100,6 +100,17 @@ def guarded(make: Callable[[], typer.Typer], argv: list[str] | None = None) -> i
     return _interrupted() if status == EXIT_INTERRUPTED else status if isinstance(status, int) else 0
 
 
+def only(command: Callable[..., None]) -> Callable[[], typer.Typer]:
+    """Return what makes the command line of a program with one command, for `guarded`."""
+
+    def make() -> typer.Typer:
+        app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        app.command()(command)
+        return app
+
+    return make
+
+
 def run(command: Callable[[], int] | None = None) -> int:
     """Run a command line, default `main`, with the signals of the tooling: what ends it removes what it has begun."""
     signals.handle()

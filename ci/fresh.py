@@ -21,7 +21,7 @@ from typing import Annotated
 import typer
 
 from build.bootstrap import pip_settings
-from build.cli import guarded, run
+from build.cli import guarded, only, run
 from build.console import console, log, log_to_file, note, step
 from build.errors import EnvironmentUnfitError, ProbeError
 from build.git import Git
@@ -187,11 +187,5 @@ def _command(root: Path, line: str, outside: list[Path], kept: Mapping[str, str]
     return inside(root, line, outside, kept)
 
 
-def _app() -> typer.Typer:
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(fresh)
-    return app
-
-
 if __name__ == "__main__":
-    sys.exit(run(lambda: guarded(_app)))
+    sys.exit(run(lambda: guarded(only(fresh))))

@@ -16,7 +16,7 @@ import typer
 from packaging.version import Version
 
 from build import releases
-from build.cli import guarded, run
+from build.cli import guarded, only, run
 from build.console import note, step
 from build.errors import EnvironmentUnfitError, NeedsHumanError, SourceError, ToolError, UsageError
 from build.git import PROJECT, Git, Settings
@@ -163,11 +163,5 @@ def new_release(
             step(f"opened {port(place, series, release)}")
 
 
-def _app() -> typer.Typer:
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(new_release)
-    return app
-
-
 if __name__ == "__main__":
-    sys.exit(run(lambda: guarded(_app)))
+    sys.exit(run(lambda: guarded(only(new_release))))

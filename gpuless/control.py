@@ -10,7 +10,7 @@ import mmap
 import platform
 import struct
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from pathlib import Path
 from types import TracebackType
@@ -21,25 +21,6 @@ if TYPE_CHECKING:
 
 _MAGIC, _VERSION = 0x55504730, 2
 _HEADER = struct.Struct("=8I64s6IQ64s8I")
-_FIELDS = [
-    "magic",
-    "version",
-    "count",
-    "size",
-    "unimplemented",
-    "launched",
-    "queued",
-    "aborted",
-    "last_unimplemented",
-    "process",
-    "changed",
-    "misused",
-    "sticky",
-    "communicators",
-    "streams",
-    "allocated",
-    "last_misused",
-]
 _RECORD = struct.Struct("=40s3i7I")
 _INJECTION = struct.Struct("=3i2I")  # action, code, comm, after, times: behind a record's name
 _CHANGED = 8 * 4 + 64 + 4  # the header's word that every change counts up
@@ -81,36 +62,21 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """The counters of the imitation.
+    """The counters of the imitation, in the order of its header; `sites` by name."""
 
-    Args:
-        launched: NCCL operations that reached a stream.
-        queued: NCCL operations that waited for a group to close.
-        aborted: communicators aborted.
-        unimplemented: calls to functions that are not imitated.
-        last_unimplemented: the name of the last of these.
-        process: the process's id.
-        misused: uses of a stream, event, communicator or memory after its end.
-        last_misused: the function of the last of these.
-        sticky: the CUDA error that every later call returns, 0 for none.
-        communicators: live communicators.
-        streams: live streams that the program made.
-        allocated: bytes of device memory.
-        sites: per injection site, by name.
-    """
-
-    launched: int
-    queued: int
-    aborted: int
-    unimplemented: int
-    last_unimplemented: str
+    unimplemented: int  # calls to functions that are not imitated
+    launched: int  # NCCL operations that reached a stream
+    queued: int  # NCCL operations that waited for a group to close
+    aborted: int  # communicators aborted
+    last_unimplemented: str  # the name of the last of these functions
     process: int
-    misused: int
-    last_misused: str
-    sticky: int
-    communicators: int
-    streams: int
-    allocated: int
+    changed: int  # grows with every change from outside
+    misused: int  # uses of a stream, event, communicator or memory after its end
+    sticky: int  # the CUDA error that every later call returns, 0 for none
+    communicators: int  # live ones
+    streams: int  # live ones that the program made
+    allocated: int  # bytes of device memory
+    last_misused: str  # the function of the last misuse
     sites: dict[str, Site]
 
     def fired(self, names: tuple[str, ...]) -> int:
@@ -126,13 +92,14 @@ def read_control(path: Path) -> Control | None:
 def _parsed(data: bytes | mmap.mmap) -> Control | None:
     if len(data) < _HEADER.size:
         return None
-    header = dict(zip(_FIELDS, _HEADER.unpack_from(data), strict=False))  # the switches come last
-    if tuple(header.pop(name) for name in ("magic", "version", "size")) != (_MAGIC, _VERSION, _RECORD.size):
+    magic, version, count, size, *values = _HEADER.unpack_from(data)
+    if (magic, version, size) != (_MAGIC, _VERSION, _RECORD.size):
         return None
-    count, _changed = header.pop("count"), header.pop("changed")
     sites = [_site(data, _HEADER.size + i * _RECORD.size) for i in range(count)]
-    header |= {name: _text(header[name]) for name in ("last_unimplemented", "last_misused")}
-    return Control(**header, sites={site.name: site for site in sites})
+    # The switches, which come last, are left out.
+    counters = dict(zip([item.name for item in fields(Control)][:-1], values, strict=False))
+    counters |= {name: _text(counters[name]) for name in ("last_unimplemented", "last_misused")}
+    return Control(**counters, sites={site.name: site for site in sites})
 
 
 def _text(field: bytes) -> str:

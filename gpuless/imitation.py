@@ -17,7 +17,7 @@ from pathlib import Path
 from build import seals
 from build.errors import EnvironmentUnfitError
 from build.paths import cache
-from gpuless import stubs, symbols
+from gpuless import symbols
 from gpuless.subject import Subject, examine
 
 SOURCES = Path(__file__).resolve().parent / "native"
@@ -118,7 +118,7 @@ def _digest(subject: Subject, compiler: list[str]) -> str:
     digest = hashlib.sha256(version.stdout + repr((compiler, _FLAGS, _OWN_FLAGS, subject.nccl_version)).encode())
     for source in sorted(p for p in SOURCES.rglob("*") if p.is_file()):
         digest.update(str(source.relative_to(SOURCES)).encode() + b"\0" + source.read_bytes())
-    digest.update(Path(stubs.__file__).read_bytes() + Path(symbols.__file__).read_bytes())
+    digest.update(Path(symbols.__file__).read_bytes())
     for header in ("cuda_runtime_api.h", "driver_types.h"):
         digest.update((subject.cuda_headers / header).read_bytes())
     for library in (*subject.torch_libraries, subject.cudart, subject.nccl):
@@ -134,13 +134,13 @@ def _compile_all(subject: Subject, compiler: list[str], part: Path) -> None:
     sources = [str(p) for p in sorted(SOURCES.glob("*.c"))]
     command = [*compiler, *_FLAGS, *_OWN_FLAGS, define, *includes, *sources, "-o", str(imitation), *_LIBRARIES]
     _run(command)
-    if excess := stubs.excess(subject, imitation):
+    if excess := symbols.excess(subject, imitation):
         hidden = part / "hidden.map"
         hidden.write_text(f"{{ local: {' '.join(f'{name};' for name in sorted(excess))} }};\n", encoding="utf-8")
         _run([*command, f"-Wl,--version-script={hidden}"])
     generated = {
-        "libgpuless_rest.so": stubs.missing_source(subject, imitation),
-        "libcuda.so.1": stubs.driver_source(subject),
+        "libgpuless_rest.so": symbols.missing_source(subject, imitation),
+        "libcuda.so.1": symbols.driver_source(subject),
     }
     for name, text in generated.items():
         source = part / f"{name.partition('.')[0]}.c"

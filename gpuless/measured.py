@@ -39,18 +39,5 @@ def record(results: Iterable[ProbeResult]) -> tuple[str, ...]:
         for result in kept:
             table.setdefault(result.probe.id, {})[result.release] = result.got.name
         with atomic_write(MEASURED) as part:
-            part.write_text(_as_text(table), encoding="utf-8")
+            part.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     return tuple(result.probe.id for result in refused)
-
-
-def _as_text(table: Mapping[str, Mapping[str, str]]) -> str:
-    """Return JSON with one probe per line, so that a change of one outcome is a change of one line."""
-    lines = [
-        f"{json.dumps(probe)}: {json.dumps(dict(sorted(row.items(), key=lambda item: _order(item[0]))))}"
-        for probe, row in sorted(table.items())
-    ]
-    return "{\n" + ",\n".join(lines) + "\n}\n"
-
-
-def _order(release: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in release.split("."))

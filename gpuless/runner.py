@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from build.errors import UsageError
 from gpuless.catalogue import PROBES
 from gpuless.control import read_control
 from gpuless.forkserver import ForkServer, fork_server
@@ -93,10 +94,12 @@ def chosen(release: str, only: Iterable[str] | None = None) -> list[Probe]:
     """Return the probes that cover a release, of those named in `only` if that is given.
 
     Raises:
-        KeyError: an id that no probe has.
+        UsageError: an id that no probe has.
     """
     known = {probe.id: probe for probe in PROBES}
     wanted = list(known) if only is None else list(only)
+    if strange := set(wanted) - set(known):
+        raise UsageError(f"no such probe: {', '.join(sorted(strange))}", remedy="--list shows all")
     return [known[name] for name in wanted if known[name].covers(release)]
 
 

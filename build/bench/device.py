@@ -9,9 +9,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from build import official, record, releases
+from build import official, releases
 from build.bench.figures import Figure, of_ratios, of_samples
-from build.errors import UsageError
+from build.bench.overlay import Subject
 from build.paths import REPO
 from build.wheeltest.environments import Form, environment, install
 from gpuless import imitation
@@ -33,21 +33,10 @@ WORLDS = 100
 _SECONDS = 300.0
 
 
-def measure(release: str, dist: Path, rounds: int) -> list[Figure]:
-    """Measure both drivers on the stock wheel of a release that was built.
-
-    Args:
-        release: e.g. "2.6.0".
-        dist: folder with the results of `build`.
-        rounds: interleaved rounds.
-
-    Raises:
-        UsageError: the release was not built.
-    """
-    made = record.read(dist / release)
-    if made is None:
-        raise UsageError(f"{dist / release} holds no build to measure", remedy=f"nox -s build-{release}")
-    wheel = official.fetch_wheel(releases.get(release), made.python)
+def measure(subject: Subject) -> list[Figure]:
+    """Measure both drivers on the stock wheel of a release that was built."""
+    made, rounds = subject.made, subject.rounds
+    wheel = official.fetch_wheel(releases.get(subject.release), made.python)
     with environment(Form.STOCK, made.python, [wheel]) as python:
         install(python, "--editable", f"{REPO}[nccl]")
         parts = (of_driver, of_links, of_breaks)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from build import official, releases
 from build.bench.figures import Figure, of_ratios
-from build.bench.overlay import Cost, built, cost
+from build.bench.overlay import Cost, Subject, cost
 from build.console import progress, step
 from build.wheeltest.environments import Form, environment
 
@@ -64,20 +64,16 @@ def figures(costs: dict[Form, list[Cost]]) -> list[Figure]:
     return found
 
 
-def measure(release: str, dist: Path, rounds: int) -> list[Figure]:
-    """Measure `import torch`; each form is imported `rounds` times.
-
-    Raises:
-        UsageError: nothing was built.
-    """
-    made, folder = built(release, dist), dist / release
-    stock = official.fetch_wheel(releases.get(release), made.python)
+def measure(subject: Subject) -> list[Figure]:
+    """Measure `import torch` with each form."""
+    made = subject.made
+    stock = official.fetch_wheel(releases.get(subject.release), made.python)
     wheels = {
         Form.STOCK: [stock],
-        Form.PATCHED: [folder / made.patched.name],
-        Form.OVERLAY: [stock, folder / made.overlay.name],
+        Form.PATCHED: [subject.folder / made.patched.name],
+        Form.OVERLAY: [stock, subject.folder / made.overlay.name],
     }
     with ExitStack() as stack:
         pythons = {form: stack.enter_context(environment(form, made.python, wheels[form])) for form in wheels}
-        step(f"importing torch in {rounds} rounds")
-        return figures(_rounds(pythons, rounds))
+        step(f"importing torch in {subject.rounds} rounds")
+        return figures(_rounds(pythons, subject.rounds))

@@ -1,4 +1,4 @@
-"""`bench overlay`: time and memory of compiling, linking, assembling and rebuilding; size of the overlay wheel."""
+"""`bench overlay` and `bench verify`: time and memory of each step of a build, and of checking and repeating it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,42 @@ from build.record import BuildRecord
 from build.wheels import patched
 
 #: What the project promises for two cores, downloads excluded.
-COMPILE, ASSEMBLE, MEMORY, REBUILD, SIZE = 75.0, 15.0, 1000.0, 10.0, 2.0
+COMPILE, ASSEMBLE, MEMORY, REBUILD, SIZE, VERIFY = 75.0, 15.0, 1000.0, 10.0, 2.0, 120.0
+_TOOLING = "import sys; from build.cli import run; sys.exit(run())"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A build to measure.
+
+    Attributes:
+        dist: folder with the results of `build`.
+        source: where the release's sources are; None: found.
+        rounds: of `import torch`, and of worlds on NCCL; `repeats` of everything else.
+    """
+
+    release: str
+    dist: Path
+    source: Path | None = None
+    rounds: int = 15
+    repeats: int = 3
+
+    @property
+    def folder(self) -> Path:
+        return self.dist / self.release
+
+    @property
+    def made(self) -> BuildRecord:
+        """The record of the build as it is now.
+
+        Raises:
+            UsageError: there is none.
+        """
+        made = record.read(self.folder)
+        if made is None:
+            remedy = f"nox -s build-{self.release} -- --no-test"
+            raise UsageError(f"{self.folder} holds no build to measure", remedy=remedy)
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +120,6 @@ def cost(command: Sequence[str | Path], *, env: Mapping[str, str] | None = None,
     return Cost(seconds, processor, int(greatest) * 1024, output)
 
 
-def built(release: str, dist: Path) -> BuildRecord:
-    """Return the record of a build.
-
-    Raises:
-        UsageError: there is none.
-    """
-    made = record.read(dist / releases.get(release).version)
-    if made is None:
-        raise UsageError(f"{dist / release} holds no build to measure", remedy=f"nox -s build-{release} -- --no-test")
-    return made
-
-
 def _processor() -> float:
     """Return the processor seconds of this process and of the children that have ended."""
     kinds = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
@@ -144,22 +167,23 @@ def _overlay(made: BuildRecord, folder: Path, scratch: Path) -> Overlay:
     )
 
 
-def assemble(release: str, dist: Path) -> None:
+def assemble(subject: Subject) -> None:
     """Write the patched wheel of a build a second time and compare; runs in a process that is measured.
 
     Raises:
         UsageError: the build is of an older state of this project.
     """
-    made, folder, entry = built(release, dist), dist / release, releases.get(release)
+    made, entry = subject.made, releases.get(subject.release)
     wheel, proven = official.fetch_wheel(entry, made.python), made.provenance
-    with tempfile.TemporaryDirectory(prefix=".bench-", dir=folder) as scratch:
-        overlay = _overlay(made, folder, Path(scratch))
+    with tempfile.TemporaryDirectory(prefix=".bench-", dir=subject.folder) as scratch:
+        overlay = _overlay(made, subject.folder, Path(scratch))
         began = time.perf_counter()
         inside = documents("torch", proven, made.official)
         again = patched.assemble(entry, wheel, overlay, proven.platform, inside, Path(scratch))
         sys.stdout.write(f"{time.perf_counter() - began}\n")
         if record.artifact(again) != made.patched:
-            raise UsageError(f"{again.name} came out with other bytes", remedy=f"nox -s build-{release}, then again")
+            remedy = f"nox -s build-{subject.release}, then again"
+            raise UsageError(f"{again.name} came out with other bytes", remedy=remedy)
 
 
 def child(code: str, *arguments: str) -> Cost:
@@ -168,11 +192,16 @@ def child(code: str, *arguments: str) -> Cost:
     return cost([sys.executable, "-c", code, *arguments], env={**os.environ, "PYTHONPATH": path}, cwd=REPO)
 
 
-def assembling(release: str, dist: Path, rounds: int) -> list[Figure]:
-    code = "import sys; from pathlib import Path; from build.bench.overlay import assemble; "
-    code += "assemble(sys.argv[1], Path(sys.argv[2]))"
-    costs = [child(code, release, str(dist)) for _ in range(rounds)]
-    size = (dist / release / built(release, dist).patched.name).stat().st_size / 1e6
+def tooling(*arguments: str, source: Path | None = None) -> Cost:
+    """Run a command of the tooling in a process of its own, start of Python included."""
+    return child(_TOOLING, *arguments, *(["--source", str(source)] if source else []))
+
+
+def assembling(subject: Subject) -> list[Figure]:
+    code = "import sys; from pathlib import Path; from build.bench.overlay import Subject, assemble; "
+    code += "assemble(Subject(sys.argv[1], Path(sys.argv[2])))"
+    costs = [child(code, subject.release, str(subject.dist)) for _ in range(subject.repeats)]
+    size = (subject.folder / subject.made.patched.name).stat().st_size / 1e6
     seconds = [float(item.output.splitlines()[-1]) for item in costs]
     return [
         of_samples(f"assemble the patched wheel ({size:.0f} MB)", seconds, ASSEMBLE, "s"),
@@ -180,38 +209,41 @@ def assembling(release: str, dist: Path, rounds: int) -> list[Figure]:
     ]
 
 
-def rebuild(request: Request, rounds: int) -> Figure:
-    """Build again with nothing changed, by the command line, start of Python included.
+def rebuild(subject: Subject) -> Figure:
+    """Build again with nothing changed, by the command line.
 
     Raises:
         UsageError: something changes from build to build.
     """
-    code = "import sys; from build.cli import run; sys.exit(run())"
-    arguments = ["build", request.release, "--python", request.python, "--dist", str(request.dist)]
-    arguments += ["--source", str(request.source)] if request.source else []
-    child(code, *arguments)  # not measured: it builds when the tooling has changed since the last build
-    samples = []
-    for _ in range(rounds):
-        done = child(code, *arguments)
+    arguments = ["build", subject.release, "--python", subject.made.python, "--dist", str(subject.dist)]
+    # The first is not measured: it builds when the tooling has changed since the last build.
+    _, *costs = [tooling(*arguments, source=subject.source) for _ in range(subject.repeats + 1)]
+    for done in costs:
         if "wheels unchanged, kept" not in done.output:
             raise UsageError("a build of the same input was not the same", cause=done.output[-2000:])
-        samples.append(done.seconds)
-    return of_samples("unchanged rebuild", samples, REBUILD, "s")
+    return of_samples("unchanged rebuild", [done.seconds for done in costs], REBUILD, "s")
 
 
-def measure(release: str, dist: Path, rounds: int, source: Path | None = None) -> list[Figure]:
-    """Measure each step of the build `rounds` times, and compiling at most three times.
-
-    Raises:
-        UsageError: nothing was built.
-    """
-    made = built(release, dist)
-    request = Request(release, made.python, source, dist)
-    step(f"rebuilding {release} with nothing changed")
-    figures = [rebuild(request, rounds)]
-    step(f"assembling {made.patched.name}")
-    figures += assembling(release, dist, rounds)
-    size = (dist / release / built(release, dist).overlay.name).stat().st_size / 1e6
+def measure(subject: Subject) -> list[Figure]:
+    """Measure each step of the build, and compiling at most three times."""
+    step(f"rebuilding {subject.release} with nothing changed")
+    figures = [rebuild(subject)]
+    step(f"assembling {subject.made.patched.name}")
+    figures += assembling(subject)
+    size = (subject.folder / subject.made.overlay.name).stat().st_size / 1e6
     figures.append(of_samples("overlay wheel", [size], SIZE, "MB"))
     step("compiling and linking with nothing cached")
-    return [*compile_and_link(request, min(rounds, 3)), *figures]
+    request = Request(subject.release, subject.made.python, subject.source, subject.dist)
+    return [*compile_and_link(request, min(subject.repeats, 3)), *figures]
+
+
+def verify(subject: Subject) -> list[Figure]:
+    """Verify both wheels of a build once, building each again."""
+    figures = list[Figure]()
+    for name, item in (("patched", subject.made.patched), ("overlay", subject.made.overlay)):
+        step(f"verifying {item.name}")
+        taken = tooling("verify", str(subject.folder / item.name), source=subject.source)
+        figures.append(of_samples(f"verify the {name} wheel", [taken.seconds], VERIFY, "s"))
+        # Compiling uses both cores.
+        figures.append(of_samples("processor time of that", [taken.cpu], 2 * VERIFY, "s"))
+    return figures

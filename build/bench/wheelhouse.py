@@ -8,7 +8,7 @@ from pathlib import Path
 
 from build import record
 from build.bench.figures import Figure, of_samples
-from build.bench.overlay import child
+from build.bench.overlay import Subject, tooling
 from build.console import step
 from build.overlay.model import Check
 from build.record import Artifact, BuildRecord, Patch, Provenance, UnitRecord
@@ -87,15 +87,14 @@ def _tag(python: str) -> str:
     return "-".join([f"cp{python.replace('.', '')}"] * 2)
 
 
-def measure(rounds: int) -> list[Figure]:
-    """Publish 200 wheels `rounds` times, each in a process of its own, start of Python included."""
+def measure(subject: Subject) -> list[Figure]:
+    """Publish 200 wheels several times, each in a process of its own."""
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         dist = Path(scratch, "dist")
         step(f"making {RELEASES * (len(PYTHONS) + 1)} small wheels")
         for number in range(RELEASES):
             write_release(dist / f"9.{number}.0", f"9.{number}.0")
-        code = "import sys; from build.cli import run; sys.exit(run())"
-        costs = [child(code, "wheelhouse", "--dist", str(dist)) for _ in range(rounds)]
+        costs = [tooling("wheelhouse", "--dist", str(dist)) for _ in range(subject.repeats)]
     return [
         of_samples("publish 200 wheels", [item.seconds for item in costs], SECONDS, "s"),
         of_samples("processor time of that", [item.cpu for item in costs], SECONDS, "s"),

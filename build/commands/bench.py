@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -13,11 +13,16 @@ from build import paths, record, releases
 from build.bench import figures
 from build.console import console, note, step
 from build.errors import ProbeError, UsageError
-from multiworld.lab.bench.load import Load, LoadMeter
+from multiworld.lab.bench.load import LoadMeter
 
-NAMES = ("overlay", "import", "verify", "nccl", "wheelhouse")
-#: These measure a build in dist/.
-_OF_BUILD = ("overlay", "import", "verify", "nccl")
+#: The functions that measure, in `build.bench`; all but the last measure a build in dist/.
+MEASURES = {
+    "overlay": "overlay.measure",
+    "import": "imports.measure",
+    "verify": "overlay.verify",
+    "nccl": "device.measure",
+    "wheelhouse": "wheelhouse.measure",
+}
 
 
 def _release(wanted: str, dist: Path) -> str:
@@ -29,10 +34,7 @@ def _release(wanted: str, dist: Path) -> str:
 
 
 def bench(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(help="overlay, import, verify, nccl, wheelhouse; default all that can run"),
-    ] = None,
+    names: Annotated[list[str] | None, typer.Argument(help=f"{', '.join(MEASURES)}; default all that can run")] = None,
     release: Annotated[str, typer.Option(help="a release that was built, default the newest such")] = "",
     dist: Annotated[Path, typer.Option(help="folder with the results of `build`")] = paths.DIST,
     rounds: Annotated[int, typer.Option(help="rounds of `import torch`, and of worlds on NCCL", min=3)] = 15,
@@ -41,53 +43,28 @@ def bench(
     json: Annotated[Path | None, typer.Option(help="write the figures to this file as well")] = None,
 ) -> None:
     """Measure the promised figures on this machine; on a busy one, none is judged as missed."""
-    from build.bench import imports, overlay, verify, wheelhouse
+    from build.bench.overlay import Subject
 
-    dist, wanted = dist.absolute(), names or [name for name in NAMES if name != "nccl" or _has_torch()]
-    if strange := [name for name in wanted if name not in NAMES]:
-        raise UsageError(f"unknown benchmark: {', '.join(strange)}", remedy="use some of: " + ", ".join(NAMES))
-    found: list[figures.Figure] = []
-    meter = LoadMeter()
-    of_wheels = [name for name in wanted if name in _OF_BUILD]
-    subject = _release(release, dist) if of_wheels else ""
-    if of_wheels and not subject and names:
-        raise UsageError(f"{dist} holds no build to measure", remedy="nox -s build-2.6.0")
-    if of_wheels and not subject:
-        note(f"{' and '.join(of_wheels)}: {dist} holds no build to measure")
-    measures: dict[str, Callable[[], list[figures.Figure]]] = {
-        "overlay": lambda: overlay.measure(subject, dist, repeats, source),
-        "import": lambda: imports.measure(subject, dist, rounds),
-        "verify": lambda: verify.measure(subject, dist, source),
-        "nccl": lambda: _nccl(subject, dist, rounds),
-        "wheelhouse": lambda: wheelhouse.measure(repeats),
-    }
-    for name, measure in measures.items():
-        if name in wanted and (subject or name not in _OF_BUILD):
-            found += measure()
-    missed = _judge(found, subject, meter.read(), json)
-    if missed:
-        raise ProbeError(f"{len(missed)} promised figures are missed: {', '.join(missed)}")
-
-
-def _has_torch() -> bool:
-    """Return whether this process can be one of a world; the tools' own environment has no torch."""
-    return find_spec("torch") is not None
-
-
-def _nccl(subject: str, dist: Path, rounds: int) -> list[figures.Figure]:
-    if not _has_torch():
+    dist, wanted = dist.absolute(), names or [name for name in MEASURES if name != "nccl" or find_spec("torch")]
+    if strange := [name for name in wanted if name not in MEASURES]:
+        raise UsageError(f"unknown benchmark: {', '.join(strange)}", remedy="use some of: " + ", ".join(MEASURES))
+    if "nccl" in wanted and find_spec("torch") is None:  # this process is to be one of a world
         raise UsageError("this environment has no torch", remedy="nox -s bench -- nccl, which installs it")
-    from build.bench import device
-
-    return device.measure(subject, dist, rounds)
-
-
-def _judge(found: list[figures.Figure], subject: str, load: Load, json: Path | None) -> list[str]:
-    """Show the figures, write them to `json`, and return the names of those that are missed."""
-    if found:
-        console.print(figures.table(found, f"{subject or NAMES[-1]} on this machine", load))
-        note(str(load))
+    meter, of_wheels = LoadMeter(), [name for name in wanted if name != "wheelhouse"]
+    subject = Subject(_release(release, dist) if of_wheels else "", dist, source, rounds, repeats)
+    if of_wheels and not subject.release:
+        if names:
+            raise UsageError(f"{dist} holds no build to measure", remedy="nox -s build-2.6.0")
+        note(f"{' and '.join(of_wheels)}: {dist} holds no build to measure")
+        wanted = ["wheelhouse"]
+    found: list[figures.Figure] = []
+    for module, _, function in (MEASURES[name].partition(".") for name in MEASURES if name in wanted):
+        found += getattr(import_module(f"build.bench.{module}"), function)(subject)
+    load = meter.read()
+    console.print(figures.table(found, f"{subject.release or 'wheelhouse'} on this machine", load))
+    note(str(load))
     if json is not None:
         figures.write(found, json, load)
         step(f"figures: {json}")
-    return [item.name for item in found if item.verdict_under(load) is figures.Verdict.MISSED]
+    if missed := [item.name for item in found if item.verdict_under(load) is figures.Verdict.MISSED]:
+        raise ProbeError(f"{len(missed)} promised figures are missed: {', '.join(missed)}")

@@ -5,20 +5,25 @@ One HTML file that loads nothing; its script fills in the page's own address and
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 
 from packaging.version import Version
 
 from build.pages import render
-from build.wheelhouse import proofs, simple
+from build.wheelhouse import simple
 from build.wheelhouse.attestation import STATEMENT, SUFFIX
 from build.wheelhouse.model import Form, Wheel
-from build.wheelhouse.proofs import State
+from build.wheeltest import environments
 
-_CLASSES = {State.PROVEN: "proven", State.BUILT: "built", State.FAILED: "failed", State.FOREIGN: "none"}
-#: What the table shows of a yanked wheel instead of its state: colour, symbol, word, meaning.
-_YANKED = ("failed", "⊘", "yanked", "installed only where its version is pinned; the reason is with the wheel")
-_FILES = (("METADATA", simple.METADATA), ("provenance", SUFFIX), ("statement", STATEMENT))
+#: States of a wheel's proof: colour, symbol, word and meaning.
+PROVEN = ("proven", "●", "proven", "its tests passed on exactly these bytes")
+BUILT = ("built", "◐", "built", "it passed the checks of its build; no test result is known")
+FAILED = ("failed", "✕", "failed", "its tests failed, or those of the wheel built with it")
+FOREIGN = ("none", "○", "no record", "not built here: only its own RECORD was checked")
+#: What the table shows of a yanked wheel instead of its state.
+YANKED = ("failed", "⊘", "yanked", "installed only where its version is pinned; the reason is with the wheel")
+FILES = (("METADATA", simple.METADATA), ("provenance", SUFFIX), ("statement", STATEMENT))
 
 
 def page(wheels: Sequence[Wheel], signed_by: str, url: str) -> str:
@@ -30,9 +35,6 @@ def page(wheels: Sequence[Wheel], signed_by: str, url: str) -> str:
     """
     made = [item for item in wheels if item.made is not None]
     releases = sorted({_release(item) for item in made}, key=Version, reverse=True)
-    marks = [(_CLASSES[item], *item.value) for item in State if item is not State.FOREIGN]
-    if any(item.yanked is not None for item in wheels):
-        marks.append(_YANKED)
     return render(
         "wheelhouse.html",
         wheels=wheels,
@@ -42,16 +44,10 @@ def page(wheels: Sequence[Wheel], signed_by: str, url: str) -> str:
         signed_by=signed_by,
         signer=" ".join(word if len(word) < 20 else f"{word[:16]}…" for word in signed_by.split()),
         # The overlay, then the newest Python first: what a narrow window cuts off is old.
-        columns=sorted(
-            {_column(item) for item in made}, key=lambda c: (c[0] == "overlay", _python(c[1])), reverse=True
-        ),
-        column=_column,
-        marks=marks,
-        yanked=_YANKED,
-        classes=_CLASSES,
-        proofs=proofs,
+        columns=sorted({column(item) for item in made}, key=lambda c: (c[0] == "overlay", _python(c[1])), reverse=True),
+        marks=[PROVEN, BUILT, FAILED, *([YANKED] if any(item.yanked is not None for item in wheels) else [])],
         simple=simple,
-        files=_FILES,
+        page=sys.modules[__name__],
     )
 
 
@@ -62,12 +58,43 @@ def _release(item: Wheel) -> str:
 def _of(wheels: Iterable[Wheel], release: str) -> list[Wheel]:
     """Return the wheels of a release: patched ones first, by Python."""
     found = [item for item in wheels if _release(item) == release]
-    return sorted(found, key=lambda item: (item.form is Form.OVERLAY, _python(proofs.pythons(item)), item.name))
+    return sorted(found, key=lambda item: (item.form is Form.OVERLAY, _python(pythons(item)), item.name))
 
 
 def _python(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")) if version != "any" else (99,)
 
 
-def _column(item: Wheel) -> tuple[str, str]:
-    return ("overlay" if item.form is Form.OVERLAY else "patched"), proofs.pythons(item)
+def column(item: Wheel) -> tuple[str, str]:
+    return ("overlay" if item.form is Form.OVERLAY else "patched"), pythons(item)
+
+
+def mark(item: Wheel) -> tuple[str, str, str, str]:
+    """Return the state of a wheel's proof."""
+    if item.made is None:
+        return FOREIGN
+    if not item.tests:
+        return BUILT
+    return PROVEN if all(result.proven for result in item.tests) else FAILED
+
+
+def pythons(item: Wheel) -> str:
+    """Return for which Python a wheel is, e.g. `3.11`, or `any`."""
+    tag = item.contents.tags.split("-", 1)[0]
+    return f"{tag[2]}.{tag[3:]}" if tag.startswith("cp3") and len(tag) > 3 else "any"
+
+
+def tests(item: Wheel) -> tuple[str, ...]:
+    """Return a line per Python on which a wheel was tested: what ran on this form of it."""
+    form = environments.Form.PATCHED if item.form is Form.PATCHED else environments.Form.OVERLAY
+    lines = []
+    for result in item.tests:
+        runs = [run for run in result.runs if run.form == form.value]
+        counted = [f"{run.suite} {run.counts.get('passed', 0)} passed{_failed(run.counts)}" for run in runs]
+        lines.append(f"Python {result.python}: {'; '.join(counted) or 'nothing ran'}")
+    return tuple(lines)
+
+
+def _failed(counts: dict[str, int]) -> str:
+    kinds = ("failed", "failed as expected", "skipped")
+    return "".join(f", {counts[kind]} {kind}" for kind in kinds if counts.get(kind))

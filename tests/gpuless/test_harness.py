@@ -217,7 +217,7 @@ def test_interpreter_without_torch_is_refused(tmp_path: Path, capsys: pytest.Cap
     with pytest.raises(EnvironmentUnfitError, match="has no torch"):
         examine(python)
     assert main(["--python", str(python)]) == EnvironmentUnfitError.exit_code
-    assert "has no torch" in capsys.readouterr().out
+    assert "has no torch" in capsys.readouterr().err
 
 
 def test_ids_are_unique_and_every_measured_one_exists() -> None:

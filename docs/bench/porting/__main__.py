@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from build import releases
-from build.cli import guarded, run
+from build.cli import guarded, only, run
 from build.console import note
 from build.errors import ProbeError, UsageError
 from build.git import Git
@@ -40,11 +40,5 @@ def _generated() -> bool:
     return generated.bench(Tree(Git(newest.repo), newest.base, f"PyTorch {newest.release.version}"))
 
 
-def _app() -> typer.Typer:
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(porting)
-    return app
-
-
 if __name__ == "__main__":
-    sys.exit(run(lambda: guarded(_app)))
+    sys.exit(run(lambda: guarded(only(porting))))

@@ -164,7 +164,7 @@ class _Group:
 
 def _placed(tree: Tree, change: FileChange) -> list[_Group]:
     """Return the groups of a maintainer's change at their places in the new tree."""
-    text = Text(_data(tree, change.old_path or change.path))
+    text = Text(data_of(tree, change.old_path or change.path))
     found, floor = [], 0
     for number, hunk in enumerate(change.hunks, 1):
         at, _ = locate(text, hunk, floor)
@@ -229,10 +229,11 @@ def _mostly_there(patch: PatchFile, old: Tree, new: Tree) -> bool:
 
 
 def _lines(patch: PatchFile, tree: Tree) -> set[bytes]:
-    return {line.strip() for path in patch.paths for line in Text(_data(tree, path)).lines}
+    return {line.strip() for path in patch.paths for line in Text(data_of(tree, path)).lines}
 
 
-def _data(tree: Tree, path: str) -> bytes:
+def data_of(tree: Tree, path: str) -> bytes:
+    """Return the content of a file, nothing where there is none."""
     state = tree.read(path)
     return state.data if state else b""
 

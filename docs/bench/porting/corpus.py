@@ -217,24 +217,6 @@ def _opens(text: bytes) -> bool:
     return first.isalpha() and not text.startswith((b"public:", b"private:", b"protected:"))
 
 
-def reindented(lines: Sequence[Line], start: int, end: int, blanks: bytes) -> list[Line]:
-    outer = indent(lines[start].text)
-    inner = [Line(blanks + line.text if line.text.strip() else line.text, line.key) for line in lines[start:end]]
-    head, tail = Line(outer + b"if (upstream_feature_enabled()) {\n"), Line(outer + b"} // upstream feature\n")
-    return [*lines[:start], head, *inner, tail, *lines[end:]]
-
-
-def moved(lines: Sequence[Line], start: int, end: int, dice: random.Random) -> list[Line] | None:
-    """Return `lines` with the block `start..end` before another top-level definition, far away."""
-    rest = [*lines[:start], *lines[end:]]
-    spots = [n for n in range(2, len(rest)) if _opens(rest[n].text) and not rest[n - 1].text.strip()]
-    spots = [n for n in spots if abs(n - start) > max(60, end - start)]
-    if not spots:
-        return None
-    at = dice.choice(spots)
-    return [*rest[:at], *lines[start:end], Line(b"\n"), *rest[at:]]
-
-
 HUMAN = frozenset({Verdict.CONFLICT})
 STAYS = frozenset({Verdict.CLEAN, Verdict.OFFSET})
 DRIFTS = frozenset({Verdict.DRIFTED})
@@ -275,26 +257,25 @@ def untouched(lines: Sequence[Line], change: Change, _: random.Random) -> Evolve
     return Evolved(list(lines), change, STAYS)
 
 
-def context(lines: Sequence[Line], change: Change, dice: random.Random) -> Evolved | None:
-    """A line of the context changes, but none next to the change."""
-    start, end = _span(lines, change)
-    return _edit_one(lines, change, (start - 3, start - 2, end + 1, end + 2), dice)
+def _edited_at(before: tuple[int, ...], behind: tuple[int, ...]) -> Scenario:
+    """Return the scenario in which one of these lines changes, counted from the change."""
+
+    def scenario(lines: Sequence[Line], change: Change, dice: random.Random) -> Evolved | None:
+        start, end = _span(lines, change)
+        places = (*(start - n for n in before), *(end + n for n in behind))
+        choices = [n for n in places if 0 < n < len(lines) and distinctive(lines[n].text)]
+        if not choices:
+            return None
+        new = list(lines)
+        at = dice.choice(choices)
+        new[at] = edited(new[at], dice)
+        return Evolved(new, change, DRIFTS)
+
+    return scenario
 
 
-def adjacent(lines: Sequence[Line], change: Change, dice: random.Random) -> Evolved | None:
-    """The line right above or below the change changes."""
-    start, end = _span(lines, change)
-    return _edit_one(lines, change, (start - 1, end), dice)
-
-
-def _edit_one(lines: Sequence[Line], change: Change, places: Sequence[int], dice: random.Random) -> Evolved | None:
-    choices = [n for n in places if 0 < n < len(lines) and distinctive(lines[n].text)]
-    if not choices:
-        return None
-    new = list(lines)
-    at = dice.choice(choices)
-    new[at] = edited(new[at], dice)
-    return Evolved(new, change, DRIFTS)
+#: A line of the context changes, but none next to the change; and the line right above or below it.
+context, adjacent = _edited_at((3, 2), (1, 2)), _edited_at((1,), (0,))
 
 
 def reindent(lines: Sequence[Line], change: Change, dice: random.Random) -> Evolved | None:
@@ -305,25 +286,26 @@ def reindent(lines: Sequence[Line], change: Change, dice: random.Random) -> Evol
         return None
     if any(line.text.startswith(b"#") for line in lines[first:last]):
         return None
-    blanks = dice.choice([b"  ", b"    "])
-    new = reindented(lines, first, last, blanks)
-    return Evolved(new, change, DRIFTS, blanks)
+    blanks, outer = dice.choice([b"  ", b"    "]), indent(lines[first].text)
+    inner = [Line(blanks + line.text if line.text.strip() else line.text, line.key) for line in lines[first:last]]
+    head, tail = Line(outer + b"if (upstream_feature_enabled()) {\n"), Line(outer + b"} // upstream feature\n")
+    return Evolved([*lines[:first], head, *inner, tail, *lines[last:]], change, DRIFTS, blanks)
 
 
 def moved_code(lines: Sequence[Line], change: Change, dice: random.Random) -> Evolved | None:
-    """The function with the change moves to another place of the file."""
+    """The function with the change moves before another top-level definition of the file, far away."""
     where = block(lines, _span(lines, change)[0])
-    new = moved(lines, *where, dice) if where else None
-    return None if new is None else Evolved(new, change, frozenset({Verdict.OFFSET}))
-
-
-def moved_and_edited(lines: Sequence[Line], change: Change, dice: random.Random) -> Evolved | None:
-    """The function moves, and a line near the change is edited."""
-    first = context(lines, change, dice)
-    if first is None:
+    if where is None:
         return None
-    second = moved_code(first.lines, change, dice)
-    return None if second is None else Evolved(second.lines, change, DRIFTS)
+    start, end = where
+    rest = [*lines[:start], *lines[end:]]
+    spots = [n for n in range(2, len(rest)) if _opens(rest[n].text) and not rest[n - 1].text.strip()]
+    spots = [n for n in spots if abs(n - start) > max(60, end - start)]
+    if not spots:
+        return None
+    at = dice.choice(spots)
+    new = [*rest[:at], *lines[start:end], Line(b"\n"), *rest[at:]]
+    return Evolved(new, change, frozenset({Verdict.OFFSET}))
 
 
 def renamed(lines: Sequence[Line], change: Change, _: random.Random) -> Evolved:
@@ -331,10 +313,15 @@ def renamed(lines: Sequence[Line], change: Change, _: random.Random) -> Evolved:
     return Evolved(list(lines), change, FILE_MOVED)
 
 
-def renamed_and_edited(lines: Sequence[Line], change: Change, dice: random.Random) -> Evolved | None:
-    """The file gets another name, and a line near the change is edited."""
-    found = context(lines, change, dice)
-    return None if found is None else Evolved(found.lines, change, FILE_MOVED)
+def _edited_and(second: Scenario, verdicts: frozenset[Verdict]) -> Scenario:
+    """Return the scenario in which a line near the change is edited, and `second` happens."""
+
+    def scenario(lines: Sequence[Line], change: Change, dice: random.Random) -> Evolved | None:
+        first = context(lines, change, dice)
+        found = second(first.lines, change, dice) if first else None
+        return replace(found, verdicts=verdicts) if found else None
+
+    return scenario
 
 
 def split(lines: Sequence[Line], change: Change, _: random.Random) -> Evolved | None:
@@ -455,9 +442,9 @@ SCENARIOS: tuple[tuple[str, Scenario, int], ...] = (
     ("next line edited", adjacent, 12),
     ("re-indented", reindent, 8),
     ("code moved", moved_code, 7),
-    ("code moved and edited", moved_and_edited, 4),
+    ("code moved and edited", _edited_and(moved_code, DRIFTS), 4),
     ("file renamed", renamed, 5),
-    ("file renamed and edited", renamed_and_edited, 4),
+    ("file renamed and edited", _edited_and(renamed, FILE_MOVED), 4),
     ("file split", split, 4),
     ("upstream", upstream_whole, 4),
     ("upstream, reformatted", upstream_reformatted, 4),

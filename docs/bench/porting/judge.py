@@ -11,8 +11,9 @@ from pathlib import Path
 from build.git import Git
 from build.porting.groups import Edit, apply_edits
 from build.porting.lines import norm, occurrences
+from build.porting.trees import Tree
 from build.series.inspect import Text
-from docs.bench.porting.cases import RealCase, RealHunk
+from docs.bench.porting.cases import RealCase, RealHunk, data_of
 from docs.bench.porting.tools import Result
 
 _HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
@@ -40,15 +41,14 @@ def judge(case: RealCase, files: Mapping[str, bytes]) -> list[Result]:
     return [results[number] for number in range(len(case.scored))]
 
 
-def base_files(case: RealCase) -> dict[str, bytes]:
-    """Return the new tree's files that the patch may touch."""
-    states = {path: case.new.read(path) for path in case.paths}
+def files_of(tree: Tree, paths: Iterable[str]) -> dict[str, bytes]:
+    """Return these files of a tree, as far as it has them."""
+    states = {path: tree.read(path) for path in paths}
     return {path: state.data for path, state in states.items() if state is not None}
 
 
 def _changes(case: RealCase, path: str, files: Mapping[str, bytes]) -> set[Edit]:
-    state = case.new.read(path)
-    return set(edits_between(state.data if state else b"", files.get(path, b"")))
+    return set(edits_between(data_of(case.new, path), files.get(path, b"")))
 
 
 def _wanted(case: RealCase, hunk: RealHunk) -> set[Edit]:
@@ -56,8 +56,7 @@ def _wanted(case: RealCase, hunk: RealHunk) -> set[Edit]:
 
     Edits of neighbouring hunks may be one edit in a diff: then what all his edits are there is wanted.
     """
-    state = case.new.read(hunk.new_path)
-    data = state.data if state else b""
+    data = data_of(case.new, hunk.new_path)
     lines = Text(data).lines
     alone = set(edits_between(data, b"".join(apply_edits(lines, hunk.edits))))
     every = {edit for item in case.hunks if item.new_path == hunk.new_path for edit in item.edits}
@@ -67,8 +66,7 @@ def _wanted(case: RealCase, hunk: RealHunk) -> set[Edit]:
 
 def _same_text(case: RealCase, hunk: RealHunk, files: Mapping[str, bytes]) -> bool:
     """Return whether a tool's file has the maintainer's lines and their neighbours, however a diff is divided."""
-    state = case.new.read(hunk.new_path)
-    lines = Text(state.data if state else b"").lines
+    lines = Text(data_of(case.new, hunk.new_path)).lines
     start, end = max(0, hunk.edits[0].start - 3), min(len(lines), hunk.edits[-1].end + 3)
     inner = [Edit(edit.start - start, edit.end - start, edit.lines) for edit in hunk.edits]
     wanted = apply_edits(lines[start:end], inner)
@@ -82,8 +80,7 @@ def _near(edit: Edit, others: Collection[Edit]) -> bool:
 
 def _lines(case: RealCase, path: str, edit: Edit) -> list[bytes]:
     """Return the lines that an edit removes."""
-    state = case.new.read(path)
-    return Text(state.data if state else b"").lines[edit.start : edit.end]
+    return Text(data_of(case.new, path)).lines[edit.start : edit.end]
 
 
 def _concerned(hunk: RealHunk, added: Collection[bytes], removed: Collection[bytes]) -> bool:

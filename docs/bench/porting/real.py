@@ -19,11 +19,10 @@ from build import signals
 from build.console import console, note, progress
 from build.errors import SourceError
 from build.porting.engine import PatchPort, port_series
-from build.porting.trees import Tree
 from build.series.verdicts import Verdict
 from docs.bench.porting.cases import Kind, RealCase, RealHunk, cases
 from docs.bench.porting.corpus import Case
-from docs.bench.porting.judge import base_files, judge
+from docs.bench.porting.judge import files_of, judge
 from docs.bench.porting.stacks import Package, available, load
 from docs.bench.porting.tools import NEW_SIDE, OTHERS, OURS, Result, set_up
 
@@ -142,20 +141,15 @@ def ported(case: RealCase, port: PatchPort) -> dict[str, bytes]:
     """Return the files as this project's engine leaves them."""
     gone = {path for path, state in port.files.items() if state is None}
     made = {path: state.data for path, state in port.files.items() if state is not None}
-    return {path: data for path, data in (base_files(case) | made).items() if path not in gone}
+    return {path: data for path, data in (files_of(case.new, case.paths) | made).items() if path not in gone}
 
 
 def others(case: RealCase) -> dict[str, dict[str, bytes]]:
     """Return the files that each other tool makes of the patch, written as git writes it."""
     with tempfile.TemporaryDirectory(prefix="multiworld-bench-") as folder:
-        old, new, patched = (_files(tree, case.paths) for tree in (case.old, case.new, case.patched))
+        old, new, patched = (files_of(tree, case.paths) for tree in (case.old, case.new, case.patched))
         made = set_up(Case(case.patch.name, old, new, patched, ()), Path(folder), NEW_SIDE)
         return {name: tool(made) for name, tool in OTHERS.items()}
-
-
-def _files(tree: Tree, paths: Iterable[str]) -> dict[str, bytes]:
-    states = {path: tree.read(path) for path in paths}
-    return {path: state.data for path, state in states.items() if state is not None}
 
 
 def _processor() -> float:

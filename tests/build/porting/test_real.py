@@ -11,7 +11,7 @@ import pytest
 
 from build.series.verdicts import Verdict
 from docs.bench.porting.cases import Kind, RealCase, cases
-from docs.bench.porting.judge import base_files, judge
+from docs.bench.porting.judge import files_of, judge
 from docs.bench.porting.real import measure, others, promises, tables_of, wrong
 from docs.bench.porting.stacks import Archive, Package, Source, load, rebuild
 from docs.bench.porting.tools import OURS, Result
@@ -100,13 +100,13 @@ def test_a_stack_is_rebuilt_and_its_patches_are_paired(little: Path) -> None:
 def test_the_judge_knows_right_wrong_and_left(little: Path) -> None:
     found = by_kind(little)
     case, dropped = found[Kind.REFRESHED], found[Kind.UPSTREAM]
-    base = base_files(case)
+    base = files_of(case.new, case.paths)
     right = checked(base["a.c"].decode(), "gamma").encode()
     assert judge(case, {**base, "a.c": right}) == [Result.RIGHT]
     assert judge(case, base) == [Result.LEFT]
     moved = base["a.c"] + b"  check_the_state_of_gamma(value, 17);\n"
     assert judge(case, {**base, "a.c": moved}) == [Result.WRONG]
-    twice = base_files(dropped)
+    twice = files_of(dropped.new, dropped.paths)
     assert judge(dropped, twice) == [Result.LEFT]
     assert judge(dropped, {"a.c": twice["a.c"] + b"  check_the_state_of_zeta(value, 17);\n"}) == [Result.WRONG]
 
