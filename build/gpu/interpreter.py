@@ -27,14 +27,7 @@ print(json.dumps({
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """A Python and what it has.
-
-    Attributes:
-        path: the program.
-        version: such as "3.12".
-        missing: modules that were asked for and are not there.
-        site: the folders of its packages.
-    """
+    """A Python, its version, modules that were asked for and are not there, and the folders of its packages."""
 
     path: Path
     version: str

@@ -51,13 +51,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The tests to run.
-
-    Attributes:
-        out: folder of the results.
-        python: the Python with torch; None: it is looked for.
-        pytest: arguments for pytest.
-    """
+    """The folder of the results, the Python with torch, None: it is looked for, and arguments for pytest."""
 
     out: Path
     python: Path | None
