@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rich.markup import escape
 from rich.table import Table
 
-from build.console import console, counted, note, step
+from build.console import console, counted, note, step, table
 from build.errors import EnvironmentUnfitError, UsageError
 from build.full import toolchains
 from build.full.caching import CompilerCache
@@ -157,15 +157,13 @@ def show(plan: Plan) -> None:
 
 def _table(plan: Plan) -> Table:
     how = "counted in the tree" if plan.counted else "estimated: the tree is not here yet"
-    table = Table(title=f"to compile, {how}")
-    for column in ("units", "how many", "each", "on one core"):
-        table.add_column(column, overflow="fold")
+    shown = table(f"to compile, {how}", "units", "how many", "each", "on one core")
     for row in plan.rows:
         each = f"{row.kind.seconds:.1f} s" + (" per architecture" if row.kind.device and plan.project.targets else "")
-        table.add_row(escape(row.kind.name), str(row.units), each, hours(row.seconds))
+        shown.add_row(escape(row.kind.name), str(row.units), each, hours(row.seconds))
     whole = f"about {hours(plan.seconds)} with {plan.jobs} at once" if plan.jobs else "-"
-    table.add_row("all", str(sum(row.units for row in plan.rows)), "", whole)
-    return table
+    shown.add_row("all", str(sum(row.units for row in plan.rows)), "", whole)
+    return shown
 
 
 def require(plan: Plan) -> None:
