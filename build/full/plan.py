@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from dataclasses import dataclass
+from functools import partial
 
 from rich.markup import escape
 from rich.table import Table
@@ -17,7 +18,7 @@ from build.full.project import Project, UnitKind
 from build.full.toolchains import Kind
 from build.overlay.toolchain import free_memory
 from build.paths import cache
-from build.preflight import interpreter, other_platform
+from build.preflight import interpreter, lacking, other_platform
 
 _GIB = 1 << 30
 
@@ -74,20 +75,14 @@ def make(project: Project, kind: Kind, caching: CompilerCache, asked: int | None
     Raises:
         UsageError: MAX_JOBS is not a number.
     """
-    missing = list(other_platform())
-    at_once = 0
+    missing, at_once = list(other_platform()), 0
     try:
         at_once = jobs(project.memory_per_job, len(os.sched_getaffinity(0)), free_memory(), asked)
     except EnvironmentUnfitError as error:
         missing.append(f"{error.what}: {error.cause}; {error.remedy}")
-    if problem := toolchains.problems(kind, project.cuda, project.min_gcc):
-        missing.append(problem)
-    if problem := caching.problem():
-        missing.append(problem)
-    try:
-        interpreter(project.python)
-    except EnvironmentUnfitError as error:
-        missing.append(f"{error.what}: {error.remedy}")
+    missing += lacking(partial(toolchains.check, kind, project.cuda, project.min_gcc))
+    missing += filter(None, [caching.problem()])
+    missing += lacking(partial(interpreter, project.python))
     if shutil.which("git") is None:
         missing.append("git is not on PATH: install it")
     free = shutil.disk_usage(cache()).free
