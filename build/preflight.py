@@ -100,7 +100,7 @@ def headers(python: str, named: Iterable[Path] = ()) -> Path:
     )
 
 
-def programs(min_gcc: int) -> Iterator[str]:
+def _programs(min_gcc: int) -> Iterator[str]:
     if shutil.which("git") is None:
         yield "git is not on PATH: install it"
     yield from lacking(partial(toolchain.find, min_gcc))
@@ -176,7 +176,7 @@ def check(
     problems = [*other_platform(), *lacking(partial(pinned_digest, release, python))]
     if imported and python in release.wheel.sha256:
         problems += lacking(partial(interpreter, python))
-    problems += programs(release.min_gcc)
+    problems += _programs(release.min_gcc)
     problems += [*_disk(release, python, dist, local=source is not None), *_temporary(), *_network(release, python)]
     if source is not None and not source.exists() and "@" not in str(source):
         problems.append(f"--source {source}: no such file or folder")
