@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 #: Columns when the output goes to a file or a CI log; tables have paths in them.
 _WIDTH = None if sys.stdout.isatty() else 140
@@ -48,6 +49,14 @@ def note(message: str) -> None:
 def counted(number: int, what: str) -> str:
     """Return `1 unit` or `2 units`."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def table(title: str, *columns: str, caption: str | None = None) -> Table:
+    """Return an empty table, whose cells show their whole text on a terminal of any width."""
+    made = Table(title=title, caption=caption)
+    for column in columns:
+        made.add_column(column, overflow="fold")
+    return made
 
 
 def progress() -> Progress:

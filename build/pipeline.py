@@ -37,17 +37,7 @@ from build.wheeltest import imports
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """Patches of a user, and what he says about them.
-
-    Attributes:
-        patches: a patch file, or a folder of them; `branch` is PATH@REV.
-        label: what the version of their wheels ends with.
-        include: folders of further headers, such as those of submodules.
-        most_units: units that may be compiled for one changed header.
-        defines: macros that the wheel was built with, or `NAME=0` without.
-        extensions_rebuilt: whether all extensions that include changed headers are compiled anew.
-        beside: a wheel or an environment, which may have an overlay already; None for stock.
-    """
+    """Patches of a user, and what he says about them: options of `build`, which tells their meaning."""
 
     patches: Path | None = None
     branch: str = ""
@@ -76,15 +66,7 @@ _WHEELS = "wheels"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A build to make.
-
-    Attributes:
-        python: CPython version of the patched wheel, default this interpreter's.
-        own: the user's patches, in place of the release's series.
-        source: where the source tree is, default: found.
-        dist: folder that gets a folder per release.
-        jobs: the most compilers at once; None for as many as cores and free memory allow.
-    """
+    """A build to make, into a folder of `dist`; the user's patches, if any, take the place of the series."""
 
     release: str
     python: str = ".".join(platform.python_version_tuple()[:2])

@@ -8,6 +8,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from textwrap import indent
 
@@ -40,11 +41,12 @@ def other_platform() -> Iterator[str]:
         yield f"this is {sys.platform} on {machine}: official CUDA wheels are patched for Linux on x86_64 only"
 
 
-def _python(release: Release, python: str) -> Iterator[str]:
+def lacking(test: Callable[[], object]) -> Iterator[str]:
+    """Yield what a test of this machine finds missing, with the remedy and the cause."""
     try:
-        pinned_digest(release, python)
+        test()
     except EnvironmentUnfitError as error:
-        yield f"{error.what} ({error.cause})"
+        yield f"{error.what}: {error.remedy}\n{indent(error.cause, '  ')}".rstrip()
 
 
 #: Succeeds in a Python that can run torch, which imports these modules.
@@ -98,20 +100,10 @@ def headers(python: str, named: Iterable[Path] = ()) -> Path:
     )
 
 
-def _test_python(python: str) -> Iterator[str]:
-    try:
-        interpreter(python)
-    except EnvironmentUnfitError as error:
-        yield f"{error.what}: {error.remedy}\n{indent(error.cause, '  ')}"
-
-
-def _programs(release: Release) -> Iterator[str]:
+def _programs(min_gcc: int) -> Iterator[str]:
     if shutil.which("git") is None:
         yield "git is not on PATH: install it"
-    try:
-        toolchain.find(release.min_gcc)
-    except EnvironmentUnfitError as error:
-        yield f"{error.what}: {error.remedy}"
+    yield from lacking(partial(toolchain.find, min_gcc))
 
 
 def _existing(folder: Path) -> Path:
@@ -181,16 +173,11 @@ def check(
         EnvironmentUnfitError: it cannot; every problem is listed.
     """
     _check_cache()
-    tests: tuple[Callable[[], Iterator[str]], ...] = (
-        other_platform,
-        lambda: _python(release, python),
-        lambda: _test_python(python) if imported and python in release.wheel.sha256 else iter(()),
-        lambda: _programs(release),
-        lambda: _disk(release, python, dist, local=source is not None),
-        _temporary,
-        lambda: _network(release, python),
-    )
-    problems = [problem for test in tests for problem in test()]
+    problems = [*other_platform(), *lacking(partial(pinned_digest, release, python))]
+    if imported and python in release.wheel.sha256:
+        problems += lacking(partial(interpreter, python))
+    problems += _programs(release.min_gcc)
+    problems += [*_disk(release, python, dist, local=source is not None), *_temporary(), *_network(release, python)]
     if source is not None and not source.exists() and "@" not in str(source):
         problems.append(f"--source {source}: no such file or folder")
     if problems:

@@ -30,13 +30,7 @@ _MOST_SHOWN = 12
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """An overlay that is there already.
-
-    Attributes:
-        name: its version, file and place, for messages.
-        symbols: what it replaces, demangled.
-        units: the units in it.
-    """
+    """An overlay that is there already: its name for messages, what it replaces, demangled, and the units in it."""
 
     name: str
     symbols: frozenset[str]

@@ -147,12 +147,7 @@ def changes(git: Git, base: str, head: str, outside: frozenset[str] = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The needs of a set of patches.
-
-    Attributes:
-        units: the units to compile, with the reason for each.
-        owners: the library that each unit of the release is expected in.
-    """
+    """What serves each file, the units to compile with the reasons, and the libraries of the release's units."""
 
     rows: tuple[Row, ...]
     units: dict[str, str]

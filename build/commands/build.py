@@ -14,7 +14,7 @@ from rich.table import Table
 
 from build import paths
 from build.anypatch.plan import MOST_UNITS
-from build.console import console, step
+from build.console import console, step, table
 from build.errors import NeedsFullBuildError, UsageError
 from build.full.caching import CompilerCache
 from build.full.toolchains import Kind
@@ -27,13 +27,11 @@ if TYPE_CHECKING:
 
 
 def _table(title: str, checks: Iterable[Check]) -> Table:
-    """Return what was proven, with full names on a terminal of any width."""
-    table = Table(title=title)
-    for column in ("check", "found"):
-        table.add_column(column, overflow="fold")
+    """Return what was proven."""
+    shown = table(title, "check", "found")
     for check in checks:
-        table.add_row(("[green]ok[/] " if check.passed else "[red]no[/] ") + check.name, escape(check.detail[:160]))
-    return table
+        shown.add_row(("[green]ok[/] " if check.passed else "[red]no[/] ") + check.name, escape(check.detail[:160]))
+    return shown
 
 
 def _show(made: BuildRecord) -> None:
@@ -47,11 +45,11 @@ def _make_whole(plan: Plan, folder: Path) -> None:
     from build.full import engine, record
 
     made = engine.build(plan, folder)
-    table = _table(f"{made.provenance.version}: full build", made.checks)
+    shown = _table(f"{made.provenance.version}: full build", made.checks)
     for probe in made.probes:
         stock = "not run on stock" if probe.stock == record.NOT_RUN else f"{probe.stock} on stock"
-        table.add_row(f"[green]ok[/] {probe.name}", f"exit status {stock}, {probe.built} on this wheel")
-    console.print(table)
+        shown.add_row(f"[green]ok[/] {probe.name}", f"exit status {stock}, {probe.built} on this wheel")
+    console.print(shown)
     step(f"{made.wheel.size / 1e6:.1f} MB: {made.wheel.name}")
 
 

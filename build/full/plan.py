@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 from dataclasses import dataclass
+from functools import partial
 
 from rich.markup import escape
 from rich.table import Table
 
-from build.console import console, counted, note, step
+from build.console import console, counted, note, step, table
 from build.errors import EnvironmentUnfitError, UsageError
 from build.full import toolchains
 from build.full.caching import CompilerCache
@@ -17,7 +18,7 @@ from build.full.project import Project, UnitKind
 from build.full.toolchains import Kind
 from build.overlay.toolchain import free_memory
 from build.paths import cache
-from build.preflight import interpreter, other_platform
+from build.preflight import interpreter, lacking, other_platform
 
 _GIB = 1 << 30
 
@@ -74,20 +75,14 @@ def make(project: Project, kind: Kind, caching: CompilerCache, asked: int | None
     Raises:
         UsageError: MAX_JOBS is not a number.
     """
-    missing = list(other_platform())
-    at_once = 0
+    missing, at_once = list(other_platform()), 0
     try:
         at_once = jobs(project.memory_per_job, len(os.sched_getaffinity(0)), free_memory(), asked)
     except EnvironmentUnfitError as error:
         missing.append(f"{error.what}: {error.cause}; {error.remedy}")
-    if problem := toolchains.problems(kind, project.cuda, project.min_gcc):
-        missing.append(problem)
-    if problem := caching.problem():
-        missing.append(problem)
-    try:
-        interpreter(project.python)
-    except EnvironmentUnfitError as error:
-        missing.append(f"{error.what}: {error.remedy}")
+    missing += lacking(partial(toolchains.check, kind, project.cuda, project.min_gcc))
+    missing += filter(None, [caching.problem()])
+    missing += lacking(partial(interpreter, project.python))
     if shutil.which("git") is None:
         missing.append("git is not on PATH: install it")
     free = shutil.disk_usage(cache()).free
@@ -157,15 +152,13 @@ def show(plan: Plan) -> None:
 
 def _table(plan: Plan) -> Table:
     how = "counted in the tree" if plan.counted else "estimated: the tree is not here yet"
-    table = Table(title=f"to compile, {how}")
-    for column in ("units", "how many", "each", "on one core"):
-        table.add_column(column, overflow="fold")
+    shown = table(f"to compile, {how}", "units", "how many", "each", "on one core")
     for row in plan.rows:
         each = f"{row.kind.seconds:.1f} s" + (" per architecture" if row.kind.device and plan.project.targets else "")
-        table.add_row(escape(row.kind.name), str(row.units), each, hours(row.seconds))
+        shown.add_row(escape(row.kind.name), str(row.units), each, hours(row.seconds))
     whole = f"about {hours(plan.seconds)} with {plan.jobs} at once" if plan.jobs else "-"
-    table.add_row("all", str(sum(row.units for row in plan.rows)), "", whole)
-    return table
+    shown.add_row("all", str(sum(row.units for row in plan.rows)), "", whole)
+    return shown
 
 
 def require(plan: Plan) -> None:

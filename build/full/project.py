@@ -14,13 +14,7 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """A source tree.
-
-    Attributes:
-        repo: a git repository with a work tree, submodules checked out; it is only read.
-        base: the commit that the patches apply to.
-        identity: what it is and how that is known, for the record.
-    """
+    """A git work tree, which is only read; the commit that patches apply to; what it is, for the record."""
 
     repo: Path
     base: str

@@ -43,13 +43,7 @@ DRIVER = ("libcuda.so.1", "libnvidia-ml.so.1")
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """A repaired wheel.
-
-    Attributes:
-        copied: libraries of the build machine that are in it now.
-        tag: its platform tag.
-        checks: what was found in the finished file.
-    """
+    """A repaired wheel: libraries of the build machine that are in it now, its tag, and what was found in it."""
 
     path: Path
     copied: tuple[str, ...]

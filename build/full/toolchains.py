@@ -80,20 +80,16 @@ def find(kind: Kind, cuda: str, min_gcc: int, libraries: tuple[str, ...] = ()) -
     return _with_cuda(base, _system_home(cuda) if kind is Kind.SYSTEM else install(cuda, libraries), cuda)
 
 
-def problems(kind: Kind, cuda: str, min_gcc: int) -> str:
-    """Return why `find` would fail, as far as that can be told at once; empty if nothing is known against it."""
-    try:
-        if kind is Kind.CONDA:
-            conda.check(cuda)
-            return ""
-        host.find(min_gcc)
-        if kind is Kind.SYSTEM and cuda:
-            _check_nvcc(_system_home(cuda) / "bin" / "nvcc", cuda)
-        if kind is Kind.INDEX and cuda:
-            check(cuda)
-    except EnvironmentUnfitError as error:
-        return f"{error.what}: {error.remedy}" if error.remedy else error.what
-    return ""
+def check(kind: Kind, cuda: str, min_gcc: int) -> None:
+    """Raise the error with which `find` would fail, as far as that can be told at once."""
+    if kind is Kind.CONDA:
+        conda.check(cuda)
+        return
+    host.find(min_gcc)
+    if kind is Kind.SYSTEM and cuda:
+        _check_nvcc(_system_home(cuda) / "bin" / "nvcc", cuda)
+    if kind is Kind.INDEX and cuda:
+        check_index(cuda)
 
 
 def _base(cxx: Path, identity: str) -> Toolchain:
@@ -177,7 +173,7 @@ def _lock_of(cuda: str) -> Path:
     return REPO / "locks" / f"cuda-{cuda}.txt"
 
 
-def check(cuda: str) -> None:
+def check_index(cuda: str) -> None:
     """Check that the index has a compiler of that version, as far as the locks show.
 
     Raises:
@@ -204,7 +200,7 @@ def install(cuda: str, libraries: tuple[str, ...]) -> Path:
         EnvironmentUnfitError: the index has no such compiler, or cannot be reached.
         CompileError: what was installed has no nvcc where it should be.
     """
-    check(cuda)
+    check_index(cuda)
     digest = hashlib.sha256("\n".join([sha256_of(_lock_of(cuda)), *libraries]).encode()).hexdigest()[:16]
     place, what = Path("nvidia", f"cu{Version(cuda).major}"), f"the compiler of CUDA {cuda}"
 

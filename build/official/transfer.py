@@ -39,12 +39,7 @@ class _BrokenOffError(OSError):
 
 
 class RemoteFile(io.RawIOBase):
-    """A file on a server, read by range; sequential reads share one open request.
-
-    Args:
-        start: position of the first read.
-        whole: request all bytes from `start` on; else only the size until the first read.
-    """
+    """A file on a server, read by range from `start` on; sequential reads share one request, `whole` the first too."""
 
     def __init__(self, url: str, start: int = 0, *, whole: bool = False) -> None:
         self.url = url

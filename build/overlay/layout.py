@@ -26,7 +26,7 @@ _OUTSIDE_WHEEL = re.compile(
 _ONLY_WITH = re.compile(
     r"[ \t]*#[ \t]*(?:ifdef[ \t]+(\w+)|if[ \t]+defined[ \t]*\(?[ \t]*(\w+)[ \t]*\)?)[ \t]*(?://.*)?$"
 )
-#: What registers names when a unit is loaded, which the link of an overlay refuses (`registrations`).
+#: What registers names when a unit is loaded, which the link of an overlay refuses (`link`).
 _REGISTERS = re.compile(
     r"^[ \t]*(?:(?:static|const|torch::jit::)[ \t]+)*(?:TORCH_LIBRARY(?:_IMPL|_FRAGMENT)?\([\w, ]+|"
     r"C10_REGISTER_(?:TYPED_)?(?:CLASS|CREATOR)\w*\(\w+|C10_DEFINE_(?:bool|u?int\d*|double|string)\(\s*\w+|"

@@ -11,14 +11,13 @@ from __future__ import annotations
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from build.errors import OverlayCheckError
 from build.overlay.flags import code_flags, path_flags
 from build.overlay.model import LIBRARIES, PYTHON, Inputs, Object
 from build.overlay.relocations import Part, read
-from build.overlay.runtime import Export, Runtime, exports, prepare, stub
+from build.overlay.runtime import Export, exports, prepare, stub
 from build.overlay.symbols import demangle, dynamic, exported, names, needed, run_path, undefined
 from build.overlay.toolchain import make
 from build.paths import atomic_write
@@ -121,21 +120,14 @@ def _redirected(objects: Sequence[Object], symbol: str, folder: Path) -> list[Pa
     return files
 
 
-def _home(inputs: Inputs, symbol: str) -> str:
-    return next((name for name in inputs.replaceable if symbol in exported(inputs.lib / name)), "")
-
-
 def _handlers(inputs: Inputs, objects: Sequence[Object], symbol: str, folder: Path) -> Path:
     """Compile `native/handlers.cpp` for the function `symbol` that registers handlers, and return its object file."""
     target = folder / "handlers.o"
     own = any(symbol in names(item.path).defined for item in objects)
-    real = ["-DOWN_REGISTRY"] if own else [f'-DHOME="{_home(inputs, symbol)}"', f'-DREGISTER_HANDLER="{symbol}"']
-    flags = [
-        *code_flags(inputs.release),
-        *path_flags(inputs, folder),
-        f"-ffile-prefix-map={_HANDLERS.parent}=multiworld",
-    ]
-    line: list[str | Path] = [inputs.toolchain.cxx, *flags, *real, "-c", _HANDLERS, "-o", target]
+    home = next((name for name in inputs.replaceable if symbol in exported(inputs.lib / name)), "")
+    real = ["-DOWN_REGISTRY"] if own else [f'-DHOME="{home}"', f'-DREGISTER_HANDLER="{symbol}"']
+    line: list[str | Path] = [inputs.toolchain.cxx, *code_flags(inputs.release), *path_flags(inputs, folder)]
+    line += [f"-ffile-prefix-map={_HANDLERS.parent}=multiworld", *real, "-c", _HANDLERS, "-o", target]
     make(
         line,
         "the registration of handlers does not compile against this release",
@@ -181,33 +173,19 @@ def _import_stubs(inputs: Inputs, folder: Path) -> list[Path]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Against:
-    """Return the further libraries that the overlay is linked against; `bindings` takes libtorch_python's place."""
-
-    stubs: tuple[Path, ...]
-    system: Runtime
-    bindings: Path
-
-
-def _against(inputs: Inputs, objects: Sequence[Path], folder: Path) -> _Against:
-    stubs = _import_stubs(inputs, folder)
-    system = prepare(inputs.toolchain, [inputs.lib / name for name in LIBRARIES], folder)
-    return _Against(tuple(stubs), system, _bindings(inputs, objects, folder))
-
-
-def _command(inputs: Inputs, objects: Sequence[Path], against: _Against, target: Path) -> list[str | Path]:
+def _command(inputs: Inputs, objects: Sequence[Path], folder: Path, target: Path) -> list[str | Path]:
+    """Return the linker's command line; what takes the place of other libraries goes to `folder`."""
     # In either wheel the overlay is two folders below site-packages, as torch/lib is.
     rpath = "$ORIGIN/../../torch/lib:" + run_path(inputs.lib / "libtorch_cuda.so")
-    libraries = [inputs.lib / name for name in _NEEDED]
+    libraries, stubs = [inputs.lib / name for name in _NEEDED], _import_stubs(inputs, folder)
     line: list[str | Path] = [inputs.toolchain.cxx, "-shared", "-fPIC", "-s", "-o", target, *objects]
     line += ["-Wl,-z,defs", "-Wl,-z,relro", "-Wl,--build-id=sha1", f"-Wl,-soname,{soname(inputs.release)}"]
     line += ["-Wl,--disable-new-dtags", f"-Wl,-rpath,{rpath}"]
-    line += [f"-Wl,-rpath-link,{inputs.lib}", "-Wl,--no-as-needed", *libraries, "-Wl,--as-needed", *against.stubs]
-    line += against.system.arguments
+    line += [f"-Wl,-rpath-link,{inputs.lib}", "-Wl,--no-as-needed", *libraries, "-Wl,--as-needed", *stubs]
+    line += prepare(inputs.toolchain, [inputs.lib / name for name in LIBRARIES], folder)
     # Not for its symbols: as a dependency of the overlay, libtorch_python looks symbols up in the overlay's scope,
     # overlay first, and the process gets no global symbols.
-    return [*line, "-Wl,--no-as-needed", against.bindings]
+    return [*line, "-Wl,--no-as-needed", _bindings(inputs, objects, folder)]
 
 
 def link(inputs: Inputs, objects: Sequence[Object], target: Path) -> Path:
@@ -222,9 +200,8 @@ def link(inputs: Inputs, objects: Sequence[Object], target: Path) -> Path:
         files = [item.path for item in objects]
         if symbol:  # the last one: its initialiser follows those of the units
             files = [*_redirected(objects, symbol, Path(scratch)), _handlers(inputs, objects, symbol, Path(scratch))]
-        against = _against(inputs, files, Path(scratch))
         make(
-            _command(inputs, files, against, part),
+            _command(inputs, files, Path(scratch), part),
             "the overlay does not link against the official wheel",
             remedy="an undefined symbol means a unit is missing (extra_units in build/releases.toml) "
             "or the sources are not those of the wheel",

@@ -46,18 +46,6 @@ class Export:
     version: str
 
 
-@dataclass(frozen=True, slots=True)
-class Runtime:
-    """Libraries in place of the compiler's default ones on the linker's command line, in this order."""
-
-    stubs: tuple[Path, ...]
-    compat: Path
-
-    @property
-    def arguments(self) -> list[str | Path]:
-        return ["-nodefaultlibs", "-Wl,--as-needed", *self.stubs, self.compat, *self.stubs, "-lgcc"]
-
-
 def parse(version: str) -> tuple[str, tuple[int, ...]] | None:
     """Split `GLIBC_2.34` into family and number; None for versions without an order, such as `GLIBC_PRIVATE`."""
     match = re.fullmatch(r"([A-Z]+)_(\d+(?:\.\d+)*)", version)
@@ -173,8 +161,8 @@ def _file(toolchain: Toolchain, name: str) -> Path | None:
     return path if path.is_absolute() and path.is_file() else None
 
 
-def prepare(toolchain: Toolchain, libraries: Iterable[Path], folder: Path) -> Runtime:
-    """Make in `folder` what an overlay is linked against in place of this machine's C and C++ libraries.
+def prepare(toolchain: Toolchain, libraries: Iterable[Path], folder: Path) -> list[str | Path]:
+    """Make in `folder` what an overlay is linked against in place of this machine's libraries; return the arguments.
 
     Args:
         libraries: those of the official wheel; nothing newer than what they need is bound where that is possible.
@@ -183,12 +171,11 @@ def prepare(toolchain: Toolchain, libraries: Iterable[Path], folder: Path) -> Ru
         CompileError: the toolchain cannot make the stubs.
     """
     limit = ceiling(libraries)
-    real = {name: path for name in _SYSTEM if (path := _file(toolchain, name))}
-    found = {name: choose(exports(path), limit) for name, path in real.items()}
     archive = _compat(toolchain, folder)
-    elsewhere = names(archive).defined.keys()
-    stubs = []
-    for name, (old, newer) in found.items():
-        kept = [item for item in newer.values() if item.name not in elsewhere]
-        stubs.append(stub(toolchain, name, [*old.values(), *kept], folder))
-    return Runtime(tuple(stubs), archive)
+    elsewhere, stubs = names(archive).defined.keys(), []
+    for name in _SYSTEM:
+        if path := _file(toolchain, name):
+            old, newer = choose(exports(path), limit)
+            kept = [item for item in newer.values() if item.name not in elsewhere]
+            stubs.append(stub(toolchain, name, [*old.values(), *kept], folder))
+    return ["-nodefaultlibs", "-Wl,--as-needed", *stubs, archive, *stubs, "-lgcc"]

@@ -204,11 +204,5 @@ def declared(text: Text) -> frozenset[str]:
     return frozenset[str]().union(*(_declared(block) for block in text.rest))
 
 
-def spared(old: str, new: str) -> frozenset[str]:
-    """Return the functions that a patch surely does not concern: an overlay's copy does what the stock one does."""
-    concerned = affected(old, new)
-    return frozenset() if concerned is None else frozenset(read(new).functions) - concerned
-
-
 def _names(texts: Iterable[str], found: set[str]) -> bool:
     return any(not found.isdisjoint(re.findall(r"\w+", text)) for text in texts)

@@ -65,14 +65,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Interpreter and packages with which the wheels of one release are imported.
-
-    Attributes:
-        python: the interpreter.
-        libraries: `torch/lib` of the official wheel, unpacked.
-        stubs: folder of the stubs.
-        packages: folder of the packages that torch imports.
-    """
+    """Interpreter, unpacked `torch/lib`, stubs and packages with which the wheels of one release are imported."""
 
     python: Path
     libraries: Path

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from build import paths, seals
+from build.console import table
 from build.paths import atomic_write
 from build.record import BuildRecord
 from build.seals import sha256_of
@@ -124,14 +125,17 @@ def _cell(case: Case | None) -> str:
 def probe_table(runs: tuple[Run, ...], title: str) -> Table:
     """Return the table of probes: the outcome of each on stock and in both patched forms."""
     forms = [run for run in runs if any(case.probe for case in run.cases)]
-    table = Table(title=title, caption="probes run on the real ProcessGroupNCCL; backend: nccl (simulated)")
-    for column in ("probe", "patch", *(f"{run.form} (recorded)" if run.recorded else run.form for run in forms)):
-        table.add_column(column, overflow="fold")
+    caption = "probes run on the real ProcessGroupNCCL; backend: nccl (simulated)"
+    shown = table(title, "probe", "patch", *map(_heading, forms), caption=caption)
     by_form = [{case.probe: case for case in run.cases if case.probe} for run in forms]
     patches = {probe: case.patch for cases in by_form for probe, case in cases.items()}
     for probe, patch in patches.items():
-        table.add_row(probe, patch, *(_cell(cases.get(probe)) for cases in by_form))
-    return table
+        shown.add_row(probe, patch, *(_cell(cases.get(probe)) for cases in by_form))
+    return shown
+
+
+def _heading(run: Run) -> str:
+    return f"{run.form} (recorded)" if run.recorded else run.form
 
 
 def fault_table(runs: tuple[Run, ...], title: str) -> Table:
@@ -141,14 +145,13 @@ def fault_table(runs: tuple[Run, ...], title: str) -> Table:
     rows = list(dict.fromkeys(name for cases in by_form for name in cases))
     unclean = [name for name in rows if any(name in cases and cases[name].result != "passed" for cases in by_form)]
     clean = f"{len(rows) - len(unclean)} of {len(rows)} rows are clean on every wheel that ran them"
-    table = Table(title=title, caption=f"{clean}; backend: nccl (simulated), which is no GPU")
-    for column in ("fault", *(f"{run.form} (recorded)" if run.recorded else run.form for run in forms), "why"):
-        table.add_column(column, overflow="fold")
+    caption = f"{clean}; backend: nccl (simulated), which is no GPU"
+    shown = table(title, "fault", *map(_heading, forms), "why", caption=caption)
     for name in unclean:
         found = [cases.get(name) for cases in by_form]
         why = next((case.why for case in found if case is not None and case.why), "")
-        table.add_row(escape(name.rpartition(".")[2]), *map(_outcome, found), escape(why))
-    return table
+        shown.add_row(escape(name.rpartition(".")[2]), *map(_outcome, found), escape(why))
+    return shown
 
 
 def _outcome(case: Case | None) -> str:
@@ -158,14 +161,13 @@ def _outcome(case: Case | None) -> str:
 
 
 def run_table(runs: tuple[Run, ...]) -> Table:
-    table = Table(title="runs")
-    for column in ("form", "suite", "passed", "failed", "failed as expected", "skipped", "result"):
-        table.add_column(column, overflow="fold")
+    outcomes = ("passed", "failed", "failed as expected", "skipped")
+    shown = table("runs", "form", "suite", *outcomes, "result")
     for item in runs:
-        counts = [str(item.counts.get(key, 0)) for key in ("passed", "failed", "failed as expected", "skipped")]
+        counts = [str(item.counts.get(key, 0)) for key in outcomes]
         result = "[green]green[/]" if item.green else "[bold red]red[/]"
-        table.add_row(item.form, item.suite, *counts, f"{result}, recorded" if item.recorded else result)
-    return table
+        shown.add_row(item.form, item.suite, *counts, f"{result}, recorded" if item.recorded else result)
+    return shown
 
 
 def _stock_path(made: BuildRecord) -> Path:

@@ -73,13 +73,7 @@ class Extent(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The wheels in `folder`, which gets the results, too, and how much of the tests they get.
-
-    Attributes:
-        multiworld: whether multiworld's own tests run.
-        stock: whether tests of stock run again although their record is valid.
-        extent: how much of the tests runs.
-    """
+    """The wheels in `folder`, which gets the results, too, and how much of the tests; `stock`: stock again."""
 
     made: BuildRecord
     folder: Path

@@ -115,7 +115,7 @@ def test_the_check_asks_no_program(locked: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_toolchain_from_the_lock(locked: Path, program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert locked.is_dir()
     monkeypatch.setenv("CONDA_EXE", str(program))
-    assert toolchains.problems(Kind.CONDA, "12.4", 9) == ""
+    toolchains.check(Kind.CONDA, "12.4", 9)
     found = toolchains.find(Kind.CONDA, "12.4", 9)
     assert found.identity[1] == "nvcc V12.4.1"
     assert found.cuda_home is not None
@@ -135,7 +135,8 @@ def test_an_active_environment_is_used(place: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("CONDA_PREFIX", str(prefix))
     assert toolchains.find(Kind.CONDA, "12.4", 9).cuda_home == prefix
     monkeypatch.setenv("PATH", str(place))
-    assert "no conda, mamba or micromamba" in toolchains.problems(Kind.CONDA, "12.1", 9)
+    with pytest.raises(EnvironmentUnfitError, match="no conda, mamba or micromamba"):
+        toolchains.check(Kind.CONDA, "12.1", 9)
 
 
 def test_without_a_lock_there_is_no_toolchain(place: Path, program: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from build.full.caching import CompilerCache
 from build.full.project import External, Probe, Project, Sources
 from build.full.toolchains import Kind
 from build.overlay.symbols import needed, run_path
+from build.preflight import lacking
 from build.process import run
 from tests.build.full import standin
 from tests.build.series.repos import make_repo
@@ -89,13 +91,13 @@ def check(wheel: Path, tools: toolchains.Toolchain, folder: Path) -> None:
 @pytest.mark.slow
 def test_with_the_toolkit_of_this_machine(tmp_path: Path, own_cache: Path) -> None:
     assert own_cache
-    if problem := toolchains.problems(Kind.SYSTEM, CUDA, 9):
+    for problem in lacking(partial(toolchains.check, Kind.SYSTEM, CUDA, 9)):
         pytest.skip(f"needs the CUDA {CUDA} toolkit: {problem}")
     check(build(tmp_path, Kind.SYSTEM), toolchains.find(Kind.SYSTEM, CUDA, 9), tmp_path)
 
 
 def test_the_table_of_architectures_is_the_compilers(tmp_path: Path) -> None:
-    if problem := toolchains.problems(Kind.SYSTEM, CUDA, 9):
+    for problem in lacking(partial(toolchains.check, Kind.SYSTEM, CUDA, 9)):
         pytest.skip(f"needs the CUDA {CUDA} toolkit: {problem}")
     tools = toolchains.find(Kind.SYSTEM, CUDA, 9)
     assert tools.cuda_home is not None
@@ -147,7 +149,7 @@ def test_packages_are_completed_to_a_toolkit(tmp_path: Path) -> None:
 
 def test_a_compiler_that_is_not_locked_is_refused() -> None:
     for cuda in toolchains.TOOLKITS:
-        toolchains.check(cuda)
+        toolchains.check_index(cuda)
     with pytest.raises(EnvironmentUnfitError, match=r"no lock for the compiler of CUDA 13\.99") as caught:
-        toolchains.check("13.99")
+        toolchains.check_index("13.99")
     assert "nox -s lock" in caught.value.remedy

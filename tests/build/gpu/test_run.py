@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from build.errors import NoDeviceError, ProbeError, UsageError
-from build.gpu import interpreter, run
+from build.gpu import run
 from build.paths import REPO
 
 DEVICE = {"devices": [{"name": "one"}], "no_device": ""}
@@ -38,15 +38,15 @@ def with_torch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_python_without_torch_is_refused_by_name(bare: Path) -> None:
     with pytest.raises(UsageError, match="has no torch"):
-        interpreter.find(bare / "bin" / "python")
+        run.find(bare / "bin" / "python")
 
 
 def test_the_first_python_on_path_that_has_torch(bare: Path, with_torch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(bare / "bin" / "python"))
     monkeypatch.setenv("PATH", os.pathsep.join(f"{folder}/bin" for folder in ("/nowhere", bare, with_torch)))
-    found = interpreter.find(None)
+    found = run.find(None)
     assert found.path.parent == with_torch / "bin"
-    assert set(found.missing) == set(interpreter.NEEDED)
+    assert set(found.missing) == set(run.NEEDED)
 
 
 def test_outside_of_a_bundle_nothing_is_installed(with_torch: Path, tmp_path: Path) -> None:

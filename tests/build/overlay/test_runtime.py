@@ -9,7 +9,7 @@ import pytest
 
 from build.overlay import checks, link, toolchain
 from build.overlay.build import build_overlay
-from build.overlay.runtime import Export, Runtime, beyond, ceiling, choose, parse, prepare
+from build.overlay.runtime import Export, beyond, ceiling, choose, parse, prepare
 from build.wheels.platforms import platform_tag
 from tests.build.overlay import little as lt
 from tests.build.overlay.little import NCCL_CPP, Little, shell
@@ -153,7 +153,7 @@ def test_an_overlay_needs_no_newer_system_than_the_wheel(
     assert beyond(made.path, limit) == ["__cxa_init_primary_exception@CXXABI_1.3.11"]
     assert checks.check_age(inputs, made.path) in made.checks
     # The same objects, linked as a compiler does it by itself.
-    monkeypatch.setattr(Runtime, "arguments", [])
+    monkeypatch.setattr(link, "prepare", lambda *_: [])
     plain = link.link(inputs, made.objects, tmp_path / "plain.so")
     assert any(name.startswith("pthread_") for name in beyond(plain, limit))
     tags = [tuple(map(int, platform_tag(path).split("_")[1:3])) for path in (made.path, plain)]
@@ -165,7 +165,7 @@ def test_what_replaces_newer_functions_behaves(tmp_path: Path, old: bool) -> Non
     system = prepare(toolchain.find(9), [], tmp_path)
     lt.write(tmp_path, {"modern.cpp": MODERN, "main.cpp": _MAIN + (_OLD if old else "")})
     # The stubs come with the names of the real libraries, which are loaded when the program runs.
-    options = ["-std=c++17", "-O2", "-fPIC", "-DNDEBUG", *system.arguments[:-1], "-lstdc++", "-lm", "-lgcc_s", "-lc"]
+    options = ["-std=c++17", "-O2", "-fPIC", "-DNDEBUG", *system[:-1], "-lstdc++", "-lm", "-lgcc_s", "-lc"]
     sources = [tmp_path / "main.cpp", tmp_path / "modern.cpp"]
     program = tmp_path / "program"
     shell("g++", *sources, *options, "-o", program)

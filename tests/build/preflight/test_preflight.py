@@ -45,7 +45,7 @@ def problems(release: Release, dist: Path, python: str = "3.11", **other: object
     with pytest.raises(EnvironmentUnfitError) as caught:
         preflight.check(release, python, dist, **other)  # type: ignore[arg-type]
     assert caught.value.exit_code == 5
-    return caught.value.cause.splitlines()
+    return [line for line in caught.value.cause.splitlines() if not line.startswith("  ")]  # causes are indented
 
 
 def program(folder: Path, name: str, text: str) -> Path:
@@ -70,11 +70,11 @@ def test_no_network_is_said_only_if_something_must_be_fetched(release: Release, 
 
 
 def test_python_without_a_wheel(release: Release, tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentUnfitError, match=r"cannot build PyTorch 2\.6\.0: 1 problem\n"):
+    with pytest.raises(EnvironmentUnfitError, match=r"cannot build PyTorch 2\.6\.0: 1 problem\n") as caught:
         preflight.check(release, "3.7", tmp_path / "dist")
     (said,) = problems(release, tmp_path / "dist", "3.7")
     assert "no official wheel for Python 3.7" in said
-    assert "3.9, 3.10, 3.11, 3.12, 3.13" in said
+    assert "3.9, 3.10, 3.11, 3.12, 3.13" in caught.value.cause
 
 
 def test_no_compiler_and_no_git(release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
