@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from multiworld.config import WorldConfig
     from multiworld.process.join_threads import JoinJob
     from multiworld.session.member import Member
-    from multiworld.worlds.resources import Resources
+    from multiworld.worlds.world_table import Resources
 
 #: an attempt whose limit is this much later than that of a caller ends by itself, with a better message
 GRACE_SECONDS = 1.0
