@@ -125,12 +125,8 @@ class SwitchWork(_Work):  # type: ignore[misc]
 
 
 class Lane:
-    """All-reduces one after the other, on all ranks in the same order.
-
-    Args:
-        library: the client library, started.
-        seconds: how long one may take on the switch.
-        gloo: a group of this lane's own for confirmations and repetitions; None if a failure is an error.
+    """All-reduces one after the other, on all ranks in the same order, each for at most ``seconds`` on the switch.
+    ``gloo`` is a group of this lane's own for confirmations and repetitions; None if a failure is an error.
     """
 
     def __init__(self, library: Library, seconds: float, gloo: Any | None) -> None:

@@ -39,13 +39,6 @@ class Resources:
 
     Raises:
         DescriptorsExhausted: no file descriptors are free.
-
-    Attributes:
-        hub: shared with other ``MultiWorld`` objects of the process.
-        callbacks: ended once they have been told the last events.
-        bus: where sessions publish events.
-        history: counts of the events so far.
-        stores: hosted here until the end.
     """
 
     def __init__(self, network: NetworkSettings) -> None:
@@ -86,12 +79,7 @@ class Resources:
 
 
 class WorldTable(Generic[World]):
-    """The worlds of one ``MultiWorld``, and the attempts to join or rejoin that are under way.
-
-    Attributes:
-        resources: shared by these worlds.
-        worlds: those joined and not left, by name.
-    """
+    """The worlds of one ``MultiWorld`` that were joined and not left, and the attempts to join or rejoin under way."""
 
     def __init__(self, resources: Resources) -> None:
         self.resources = resources
