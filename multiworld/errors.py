@@ -12,6 +12,7 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class MultiWorldError(Exception):
         generation: generation of the world, from 1; None before there is one.
         rank: our rank in that world; None before there is one.
         operation: the operation that raised, such as ``"recv"``; None outside of one.
+        own: attributes of the class.
     """
 
     likely_cause: ClassVar[str] = ""
@@ -49,6 +51,7 @@ class MultiWorldError(Exception):
         generation: int | None = None,
         rank: int | None = None,
         operation: str | None = None,
+        **own: Any,
     ) -> None:
         super().__init__(world, what)
         self.world = world
@@ -58,6 +61,10 @@ class MultiWorldError(Exception):
         self.generation = generation
         self.rank = rank
         self.operation = operation
+        for name, value in own.items():
+            if not hasattr(type(self), name):
+                raise TypeError(f"{type(self).__name__} has no attribute {name!r}")
+            setattr(self, name, value)
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         return rebuilt, (type(self), dict(self.__dict__))
@@ -194,6 +201,8 @@ class DeviceFailed(BackendFailed):
         code: the CUDA error, such as 700 for an illegal address.
     """
 
+    device: str = ""
+    code: int = 0
     likely_cause = (
         "a kernel of this process, often the program's own, used memory that is not its own, or the GPU failed"
     )
@@ -201,13 +210,6 @@ class DeviceFailed(BackendFailed):
         "start this process again: the error does not go away; CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer find the "
         "kernel; worlds on other devices go on"
     )
-
-    def __init__(
-        self, world: str | None = None, what: str = "", *, device: str = "", code: int = 0, **fields: Any
-    ) -> None:
-        super().__init__(world, what, **fields)
-        self.device = device
-        self.code = code
 
 
 class OpTimeout(BrokenWorldException, TimeoutError):
@@ -217,16 +219,13 @@ class OpTimeout(BrokenWorldException, TimeoutError):
         timeout: the deadline that passed, in seconds.
     """
 
+    timeout: float = 0.0
     likely_cause = "a peer is alive but does not take part: it is slow, deadlocked, or calls another operation"
     what_to_do = (
         "raise timeout= or op_timeout=, or look at what the peer does; a receive that may wait for work takes "
         "timeout=math.inf; to stop waiting for a message without breaking the world, cancel the await; a cancelled "
         "collective breaks it, as this deadline did"
     )
-
-    def __init__(self, world: str | None = None, what: str = "", *, timeout: float = 0.0, **fields: Any) -> None:
-        super().__init__(world, what, **fields)
-        self.timeout = timeout
 
 
 class TensorMismatch(MultiWorldError):
@@ -240,21 +239,10 @@ class TensorMismatch(MultiWorldError):
         theirs: what the others asked for, by rank.
     """
 
+    ours: str = ""
+    theirs: Mapping[int, str] = MappingProxyType({})
     likely_cause = "the two sides were called with tensors of different length or dtype, or with different operations"
     what_to_do = "make both sides agree; the world is still usable; send_tensor/recv_tensor carry shape and dtype"
-
-    def __init__(
-        self,
-        world: str | None = None,
-        what: str = "",
-        *,
-        ours: str = "",
-        theirs: Mapping[int, str] | None = None,
-        **fields: Any,
-    ) -> None:
-        super().__init__(world, what, **fields)
-        self.ours = ours
-        self.theirs = dict(theirs or {})
 
 
 class StaleGeneration(BrokenWorldException):
@@ -264,12 +252,9 @@ class StaleGeneration(BrokenWorldException):
         current: the generation that the world is in now.
     """
 
+    current: int | None = None
     likely_cause = "this process was frozen or cut off, and the others have replaced it"
     what_to_do = "join again as a new member, or leave"
-
-    def __init__(self, world: str | None = None, what: str = "", *, current: int | None = None, **fields: Any) -> None:
-        super().__init__(world, what, **fields)
-        self.current = current
 
 
 class DescriptorsExhausted(BrokenWorldException):
@@ -284,16 +269,11 @@ class DescriptorsExhausted(BrokenWorldException):
         need: those that were needed.
     """
 
+    limit: int = 0
+    used: int = -1
+    need: int = 1
     likely_cause = "the limit is low for the number of worlds, or descriptors leak somewhere in the process"
     what_to_do = "raise the limit (ulimit -n, LimitNOFILE= of systemd, --ulimit nofile= of containers), or close some"
-
-    def __init__(
-        self, world: str | None = None, what: str = "", *, limit: int = 0, used: int = -1, need: int = 1, **fields: Any
-    ) -> None:
-        super().__init__(world, what, **fields)
-        self.limit = limit
-        self.used = used
-        self.need = need
 
     @classmethod
     def counted(cls, purpose: str, *, limit: int, used: int, need: int) -> DescriptorsExhausted:

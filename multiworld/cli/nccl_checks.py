@@ -71,7 +71,6 @@ class Setup:
         group: the class of torch's own group.
         patches: the patched wheel or the overlay that is in effect; empty for stock torch.
         overlay: the state of an overlay that is installed and not loaded; empty otherwise.
-        torch: the version of torch.
     """
 
     why_not: str | None

@@ -13,11 +13,8 @@ SAID = "said"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Run ``function(context, *args)``.
-
-    Attributes:
-        function: a coroutine function runs as a task; any other one blocks the event loop.
-        main: the worker has no event loop, runs this function alone, and ends with it.
+    """Run ``function(context, *args)``: as a task if it is a coroutine function. With ``main``, the worker has no event
+    loop, runs this function alone, and ends with it.
     """
 
     number: int

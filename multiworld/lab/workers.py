@@ -1,19 +1,10 @@
 """The outside of worker processes: a pool starts them, calls functions in them and waits for what they report.
 
-    def work(context, store, rank):
-        with MultiWorld() as mw:
-            world = mw.sync.join("w", rank, 2, store=store)
-            context.send("joined")
-            ...
-
     with WorkerPool() as pool:
-        one = pool.run(work, store, 0)             # a process for this function alone
-        assert one.recv() == "joined"
+        one = pool.run(work, store, 0)             # a process for ``work(context, store, 0)`` alone
+        assert one.recv() == "joined"              # what it gave to ``context.send``
         other = pool.worker("other")               # a process with an event loop that runs one function after the other
         call = other.start(acts.join, "w", 1, 2)
-        ...
-        one.freeze()
-        assert one.result() == ...
 
 Every wait has a deadline. What a worker raises is raised, with its traceback, where its result is waited for.
 """

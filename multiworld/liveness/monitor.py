@@ -30,12 +30,8 @@ SUCCESSORS = 3
 
 
 def watched_by(rank: int, size: int, departed: Collection[int], leaving: Collection[int]) -> tuple[int, ...]:
-    """The ranks that ``rank`` watches.
-
-    Args:
-        departed: ranks that have left; they are skipped.
-        leaving: ranks that have said that they leave. They are watched as long as their last data is awaited, and do
-            not count: the ranks behind them must not be left alone.
+    """The ranks that ``rank`` watches: not the ``departed``. Those that are ``leaving`` are watched as long as their
+    last data is awaited, and do not count: the ranks behind them must not be left alone.
     """
     chosen: list[int] = []
     lasting = 0

@@ -28,12 +28,7 @@ _STOPPED = "TtZXx"
 
 @dataclass(frozen=True, slots=True)
 class ProcessId:
-    """A process, beyond doubt.
-
-    Attributes:
-        machine: this boot of this machine, and the namespace that ``pid`` is a number in.
-        started: when it started, in clock ticks since boot; tells it from a later one of the same number.
-    """
+    """A process, beyond doubt: ``machine`` is this boot and namespace, ``started`` in clock ticks since boot."""
 
     machine: str
     pid: int

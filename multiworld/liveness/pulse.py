@@ -160,12 +160,8 @@ def _answer(fd: int) -> bool:
 
 
 def first_ping(sock: socket.socket) -> None:
-    """Ping once on a connection that was taken on just now, and wait for the answer within the socket's timeout.
-
-    Once it has come, the native thread of the peer serves the connection: nothing of it waits for Python any more.
-
-    Raises:
-        OSError: no answer in time, or the peer hung up.
+    """Ping once on a new connection, and wait for the answer within the socket's timeout. Once it has come, the native
+    thread of the peer serves the connection. Raises ``OSError`` if none comes.
     """
     sock.sendall(PING)
     if sock.recv(1) != PONG:

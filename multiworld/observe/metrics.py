@@ -15,17 +15,18 @@ from __future__ import annotations
 import importlib
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Any
 
 from multiworld.config import WorldState
 from multiworld.errors import INSTALL, BackendUnavailable, InvalidArgument
 from multiworld.matching.histogram import Histogram
+from multiworld.session.counters import Counters
 from multiworld.worlds.multi_world import MultiWorld
 from multiworld.worlds.world import World
 
-_OPERATION = ["world", "operation"]
+_OPERATION, _PEER = ["world", "operation"], ["world", "peer"]
 
 
 def _prometheus(name: str) -> Any:
@@ -102,68 +103,55 @@ class Metrics:
     def collect(self) -> Iterator[Any]:
         worlds = list(self._worlds.worlds.values())
         yield from self._states(worlds)
-        yield from self._traffic(worlds)
+        yield from self._traffic([(world.name, world.tally) for world in worlds])
         yield from self._incidents()
-        yield from self._durations(worlds)
 
     def _states(self, worlds: list[World]) -> Iterator[Any]:
-        state = self._gauge("multiworld_world_active", "1 while the world is active, else 0", ["world"])
-        generation = self._gauge("multiworld_world_generation", "Generation of the world", ["world"])
-        size = self._gauge("multiworld_world_size", "Members of the world", ["world"])
-        for world in worlds:
-            state.add_metric([world.name], float(world.state is WorldState.ACTIVE))
-            generation.add_metric([world.name], world.generation)
-            size.add_metric([world.name], world.size)
-        yield from (state, generation, size)
+        active = [((world.name,), float(world.state is WorldState.ACTIVE)) for world in worlds]
+        generations = [((world.name,), world.generation) for world in worlds]
+        yield self._family("Gauge", "world_active", "1 while the world is active, else 0", ["world"], active)
+        yield self._family("Gauge", "world_generation", "Generation of the world", ["world"], generations)
+        sizes = [((world.name,), world.size) for world in worlds]
+        yield self._family("Gauge", "world_size", "Members of the world", ["world"], sizes)
 
-    def _traffic(self, worlds: list[World]) -> Iterator[Any]:
-        operations = self._counter("multiworld_operations", "Operations started", _OPERATION)
-        sent = self._counter("multiworld_lane_sent_bytes", "Bytes written to a peer", ["world", "peer"])
-        received = self._counter("multiworld_lane_received_bytes", "Bytes read from a peer", ["world", "peer"])
-        for world in worlds:
-            tally = world.tally
-            for name, count in tuple(tally.operations.items()):
-                operations.add_metric([world.name, name], count)
-            for family, counts in ((sent, tally.sent), (received, tally.received)):
-                for peer, count in tuple(counts.items()):
-                    family.add_metric([world.name, str(peer)], count)
-        yield from (operations, sent, received)
+    def _traffic(self, tallies: list[tuple[str, Counters]]) -> Iterator[Any]:
+        for labels, name, text, attribute in (
+            (_OPERATION, "operations", "Operations started", "operations"),
+            (_PEER, "lane_sent_bytes", "Bytes written to a peer", "sent"),
+            (_PEER, "lane_received_bytes", "Bytes read from a peer", "received"),
+        ):
+            counts = [((w, key), n) for w, tally in tallies for key, n in tuple(getattr(tally, attribute).items())]
+            yield self._family("Counter", name, text, labels, counts)
+        waits = [((w, name), one) for w, tally in tallies for name, one in tuple(tally.latencies.items())]
+        text = "Seconds that callers waited for operations that succeeded"
+        yield self._histograms("operation", text, _OPERATION, waits)
 
     def _incidents(self) -> Iterator[Any]:
         history = self._worlds.history
-        joins = self._counter("multiworld_joins", "Generations joined", ["world"])
-        breaks = self._counter("multiworld_breaks", "Breaks, by error and LossReason", ["world", "cause", "how"])
-        suspicions = self._counter("multiworld_suspicions", "Times a peer was silent for long", ["world", "peer"])
-        stalls = self._counter("multiworld_own_stalls", "Times our own liveness thread did not run", [])
-        for world, count in tuple(history.joins.items()):
-            joins.add_metric([world], count)
-        for (world, cause, how), count in tuple(history.breaks.items()):
-            breaks.add_metric([world, cause, how], count)
-        for (world, peer), count in tuple(history.suspicions.items()):
-            suspicions.add_metric([world, str(peer)], count)
-        stalls.add_metric([], history.stalls)
-        yield from (joins, breaks, suspicions, stalls)
-
-    def _durations(self, worlds: list[World]) -> Iterator[Any]:
-        text = "Seconds that callers waited for operations that succeeded"
-        operations = self._families.HistogramMetricFamily("multiworld_operation_seconds", text, labels=_OPERATION)
-        for world in worlds:
-            for name, histogram in tuple(world.tally.latencies.items()):
-                operations.add_metric([world.name, name], *_cumulative(histogram))
-        yield operations
-        history = self._worlds.history
+        joins = [((world,), count) for world, count in tuple(history.joins.items())]
+        yield self._family("Counter", "joins", "Generations joined", ["world"], joins)
+        cause = ["world", "cause", "how"]
+        yield self._family("Counter", "breaks", "Breaks, by error and LossReason", cause, tuple(history.breaks.items()))
+        suspicions = tuple(history.suspicions.items())
+        yield self._family("Counter", "suspicions", "Times a peer was silent for long", _PEER, suspicions)
+        stalls = "Times our own liveness thread did not run"
+        yield self._family("Counter", "own_stalls", stalls, [], [((), history.stalls)])
         for name, text, histograms in (
             ("join", "Seconds that joins and rejoins took", history.joining),
             ("detection", "Seconds from a silent peer's last sign of life to the break", history.detection),
             ("outage", "Seconds from a break to the return under a new generation", history.outage),
         ):
-            family = self._families.HistogramMetricFamily(f"multiworld_{name}_seconds", text, labels=["world"])
-            for world_name, histogram in tuple(histograms.items()):
-                family.add_metric([world_name], *_cumulative(histogram))
-            yield family
+            found = [((world,), histogram) for world, histogram in tuple(histograms.items())]
+            yield self._histograms(name, text, ["world"], found)
 
-    def _gauge(self, name: str, text: str, labels: list[str]) -> Any:
-        return self._families.GaugeMetricFamily(name, text, labels=labels)
+    def _family(self, kind: str, name: str, text: str, labels: list[str], samples: Iterable[Any]) -> Any:
+        family = getattr(self._families, f"{kind}MetricFamily")(f"multiworld_{name}", text, labels=labels)
+        for values, number in samples:
+            family.add_metric([str(value) for value in values], number)
+        return family
 
-    def _counter(self, name: str, text: str, labels: list[str]) -> Any:
-        return self._families.CounterMetricFamily(name, text, labels=labels)
+    def _histograms(self, name: str, text: str, labels: list[str], samples: Iterable[Any]) -> Any:
+        family = self._families.HistogramMetricFamily(f"multiworld_{name}_seconds", text, labels=labels)
+        for values, histogram in samples:
+            family.add_metric(list(values), *_cumulative(histogram))
+        return family

@@ -39,12 +39,8 @@ Steps: TypeAlias = Generator[Pause, None, T]
 
 
 class JoinJob(Generic[T]):
-    """One join or rejoin under way.
-
-    Attributes:
-        done: its outcome.
-        given_up: set once it has no waiter any more. Unlike ``done`` it keeps no outcome alive.
-        since: monotonic time at which it was asked for.
+    """One join or rejoin under way since a monotonic time; ``done`` has its outcome. ``given_up`` is set once it has no
+    waiter any more, and keeps no outcome alive.
     """
 
     def __init__(self, threads: JoinThreads, give_back: Callable[[T], object]) -> None:
@@ -115,12 +111,7 @@ class JoinThreads:
         return len(self._parked)
 
     def start(self, steps: Callable[[JoinJob[T]], Steps[T]], give_back: Callable[[T], object]) -> JoinJob[T]:
-        """Begin a join.
-
-        Args:
-            steps: makes the generator, which returns the outcome.
-            give_back: what to do with an outcome that comes after the join was given up.
-        """
+        """Begin a join with the generator of ``steps``; an outcome after it was given up goes to ``give_back``."""
         job: JoinJob[T] = JoinJob(self, give_back)
         job.steps = steps(job)
         with self._changed:

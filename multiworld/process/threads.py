@@ -48,10 +48,8 @@ def start_or_run(name: str, function: Callable[[], object]) -> None:
 
 @blocking
 def within(seconds: float, function: Callable[[], T], name: str, give_back: Callable[[T], None]) -> T:
-    """Run ``function()`` in a daemon thread and wait for its result, but no longer than ``seconds``.
-
-    Args:
-        give_back: what to do with a result that comes too late.
+    """Run ``function()`` in a daemon thread and wait for its result for at most ``seconds``; a later one goes to
+    ``give_back``.
 
     Raises:
         TimeoutError: it is not done; its thread goes on alone.

@@ -86,12 +86,10 @@ class Meeting:
 
 
 class Rendezvous:
-    """One call of ``join`` or ``rejoin``, over as many generations as it takes.
-
-    It holds a client of a TCP store only between two pauses.
+    """One call of ``join`` or ``rejoin``, over as many generations as it takes. A client of a TCP store is held only
+    between two pauses.
 
     Args:
-        job: what it is part of; to cancel that gives up.
         unconnected: picks those claims whose process no heartbeat connection leads to yet.
         since: monotonic time from which ``join_timeout`` counts.
         resize: whether to wait when the world exists with another size.

@@ -128,9 +128,8 @@ class Wires:
 class HandshakeAcceptor:
     """Answers visitors for one world and generation: peers that dial us, and probes that ask whether we live.
 
-    Args:
-        withdrawn: True once we give the membership up: a cancelled join frees its rank at once.
-        on_arrival: called in the hub's thread when ``arrived`` has got a connection.
+    It refuses all once ``withdrawn`` says so: a cancelled join frees its rank at once. ``on_arrival`` is called in the
+    hub's thread.
     """
 
     def __init__(
@@ -210,11 +209,8 @@ class HandshakeAcceptor:
 
 
 def dial(claim: Claim, hello: Hello, network: NetworkSettings, timeout: float) -> socket.socket:
-    """Connect to a member and greet it; the connection, once it has said yes.
-
-    Raises:
-        GreetingError: it said no, or is no member.
-        OSError: not reachable, or no answer in time.
+    """Connect to a member and greet it; the connection, once it has said yes. Raises ``GreetingError`` if it says no or
+    is no member, ``OSError`` if it is not reachable or does not answer in time.
     """
     until = time.monotonic() + timeout
     for _ in range(DIAL_TRIES - 1):
@@ -265,15 +261,10 @@ def wire(
     cancelled: Callable[[], bool],
     unconnected: Unconnected,
 ) -> Steps[Wires]:
-    """Make all connections of a member.
-
-    Args:
-        deadline: monotonic time.
-        patience: seconds that one step of a peer may take, while this process is as busy as it is.
-        cancelled: asked now and then; True gives up: the caller has stopped waiting, or the others have moved on.
+    """Make all connections of a member until ``deadline``; a step of a peer may take ``patience()`` seconds.
 
     Raises:
-        WiringFailed: with the rank of the peer that is missing.
+        WiringFailed: with the rank of the peer that is missing, or since ``cancelled`` said True.
         Incompatible: a peer has another secret or protocol.
     """
     wires = Wires({}, {}, {}, dialler.pulse)

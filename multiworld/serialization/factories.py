@@ -32,12 +32,7 @@ Spend = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Factory:
-    """Builds one harmless type. Nothing of it can be changed.
-
-    Args:
-        _name: of the type, as pickles name it.
-        _build: what makes the value; gets the arguments of the pickle.
-    """
+    """Builds one harmless type, with the arguments of a pickle. Nothing of it can be changed."""
 
     _name: str
     _build: Callable[..., Any]

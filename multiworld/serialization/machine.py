@@ -96,12 +96,8 @@ _unpack_double: Final = struct.Struct(">d").unpack_from
 
 
 class Machine:
-    """Reads one pickle.
-
-    Args:
-        data: the whole pickle.
-        names: what the caller allows, by full name.
-        find: what a module and a name stand for, and whether it is the caller's own; if not, it is a ``Factory``.
+    """Reads one pickle. ``find`` says what of ``names``, those that the caller allows, or which ``Factory`` a module
+    and a name stand for, and whether it is the caller's own.
     """
 
     def __init__(self, data: memoryview, names: Any, find: Callable[[Any, str, str], tuple[Any, bool]]) -> None:

@@ -45,12 +45,7 @@ def dumps(obj: Any, us: Membership, operation: str = "send_object") -> bytes:
 
 
 def allowed(allow: Sequence[Any], us: Membership, operation: str) -> Allowed:
-    """Return the items of ``allow=`` by full name.
-
-    Args:
-        allow: classes and functions, or their names in full.
-        us: whose world and rank the error names.
-        operation: for the error.
+    """Return the items of ``allow=``, classes and functions or their names in full, by full name.
 
     Raises:
         InvalidArgument: it is no list, or holds something else; known before anything is received.

@@ -117,10 +117,7 @@ def _dtype_text(dtype: Any) -> str:
 
 
 def of_data(pid: Any) -> Any:
-    """Return the value that ``as_data`` was given.
-
-    Args:
-        pid: what came from the peer; nothing of it is trusted.
+    """Return the value that ``as_data`` was given; ``pid`` came from the peer, and nothing of it is trusted.
 
     Raises:
         ObjectRefused: its parts do not fit together, or NumPy is needed and not installed.

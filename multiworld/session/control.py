@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 from multiworld.errors import BrokenWorldException, LossReason, PeerLost
-from multiworld.liveness.tcpinfo import TcpInfo, tcp_info
+from multiworld.liveness.peer import TcpInfo, tcp_info
 from multiworld.matching.membership import Membership
 from multiworld.transport.reactor import Reactor
 

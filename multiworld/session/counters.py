@@ -52,14 +52,9 @@ class History:
     """Counts of the events of a ``MultiWorld`` since it was made; the thread that publishes events writes it.
 
     Attributes:
-        joins: generations joined, by world.
-        breaks: by world, error and ``LossReason``.
-        suspicions: by world and peer.
-        stalls: of our own liveness thread.
         joining: seconds that joins and rejoins took, by world.
         detection: seconds from a silent peer's last sign of life to the break, by world.
         outage: seconds from a break to the return under a new generation, by world.
-        recent: the latest events.
     """
 
     def __init__(self) -> None:

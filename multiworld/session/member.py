@@ -25,12 +25,8 @@ class Member:
         owner: the ``MultiWorld``; it lives as long as a world or a group of it is held.
 
     Attributes:
-        config: settings of the present generation.
-        session: the present generation.
-        source: where its store comes from.
         departures: number of times that the world was left.
         loop: event loop that operations are awaited in, once there is one.
-        world_rank: our rank.
         forget: called when the world was left.
     """
 

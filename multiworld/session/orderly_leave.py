@@ -21,13 +21,8 @@ LINGER_SECONDS = 2.0
 def write_out(
     lanes: Iterable[Lane], lock: AbstractContextManager[Any], under_way: Callable[[], bool], seconds: float
 ) -> None:
-    """Write what is left, say that nothing follows, and wait until the peers have taken it, or for some time.
-
-    Args:
-        lanes: the connections.
-        lock: guards them.
-        under_way: whether work that was enqueued on the device with ``stream=True`` goes on; it ends meanwhile.
-        seconds: the longest wait.
+    """Write what is left, say that nothing follows, and wait for at most ``seconds`` until the peers have taken it.
+    Work that was enqueued on the device and is ``under_way`` ends meanwhile.
     """
     until = time.monotonic() + seconds
     pending = list(lanes)

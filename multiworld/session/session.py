@@ -64,16 +64,12 @@ class Session:
     """One generation of one world.
 
     Args:
-        bus: where events go.
-        generation: from 1.
         acceptor: answers those who dial this member.
         claims: of all members, by rank.
         address: local address that backends bind to.
 
     Attributes:
         lock: guards all of it; held for short, never while waiting.
-        engine: its operations.
-        state: where it is in its life.
         leaving: ranks that have said that they leave.
         freed: set when nothing is left of it.
     """

@@ -40,13 +40,8 @@ SILENT: Final = "its host is stopped, overloaded or cut off, or another program 
 
 
 class StoreFailed(Exception):
-    """The store cannot be used.
-
-    Attributes:
-        what: what happened, without the store's name.
-        cause: the likely cause.
-        remedy: what to do; None where only the caller can say.
-        lasting: whether trying again is of no use.
+    """The store cannot be used, for ``what`` without the store's name. ``remedy`` is None where only the caller can
+    say; ``lasting`` if trying again is of no use.
     """
 
     def __init__(self, what: str, cause: str, remedy: str | None = None, lasting: bool = False) -> None:
@@ -86,16 +81,10 @@ class Deadline:
 
 
 class GreetingMode:
-    """The way to speak to the store at one address; found out once, and kept.
+    """The way to speak to the store at one address, found out once: ``greets`` is None until it is known.
 
-    A store of ours asks for the greeting where there is a secret. One of torch's, such as torchrun's, has no
-    secret: its host has to protect it. Its answers show which one it is.
-
-    Args:
-        secret: ours, None if there is none; None too for a store that is known to be torch's own.
-
-    Attributes:
-        greets: whether the store takes a greeting; None: not known yet.
+    A store of ours asks for the greeting where there is a ``secret``. One of torch's, such as torchrun's, has none: its
+    host has to protect it. Its answers show which one it is. Pass None for a store that is known to be torch's.
     """
 
     def __init__(self, secret: bytes | None = None) -> None:
@@ -119,10 +108,7 @@ class StoreClient:
 
     @classmethod
     def connect(cls, where: TcpStoreAddress, deadline: Deadline, mode: GreetingMode | None = None) -> StoreClient:
-        """A client of the store at ``where``, tried again and again until it answers.
-
-        Args:
-            mode: how it is spoken to; None: as torch's clients do.
+        """A client of the store at ``where``, spoken to as ``mode`` says, tried again and again until it answers.
 
         Raises:
             StoreFailed: it does not answer in time, it refuses us, or this process cannot connect.

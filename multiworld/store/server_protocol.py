@@ -28,15 +28,11 @@ MAX_UNTAKEN_BYTES: Final = 1 << 20
 
 
 class ServerProtocol:
-    """The requests of one connection, served in order.
+    """The requests of one connection, served in order; answers that are to be sent gather in ``out``.
 
     Args:
         secret: that the other side has to prove first; None accepts torch's own clients as well.
         answered: called when a wait ends and ``out`` has its answer, while a request is served; it has to be brief.
-
-    Attributes:
-        out: answers that are to be sent.
-        valid: whether the connection has said what a client says first.
     """
 
     def __init__(self, data: StoreData, limits: Limits, secret: bytes | None, answered: Callable[[], None]) -> None:

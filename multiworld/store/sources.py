@@ -118,7 +118,6 @@ class StoreSource:
         address: the local address that peers of such a store reach us at.
         kept: idle clients, shared by all worlds of one store.
         owner: what has to live as long as the store is used, such as the caller's object.
-        gate: what calls of torch's own stores pass.
         complaint: why a store that is hosted here refused a client since a monotonic time; None if it did not.
     """
 

@@ -21,17 +21,12 @@ class SwitchMLUnavailable(SwitchMLError):
         ranks: the ranks on which it is so, ascending.
     """
 
+    ranks: tuple[int, ...] = ()
     likely_cause: ClassVar[str] = "the client library is not installed there, or its configuration is missing"
     what_to_do: ClassVar[str] = (
         "run 'python -m multiworld.switchml compile SWITCHML_HOME' on every host, and give every host a switchml.cfg; "
         "or set MULTIWORLD_SWITCHML_MISSING=gloo on all ranks to use Gloo alone"
     )
-
-    def __init__(
-        self, world: str | None = "switchml", what: str = "", *, ranks: tuple[int, ...] = (), **fields: Any
-    ) -> None:
-        super().__init__(world, what, **fields)
-        self.ranks = ranks
 
 
 class SwitchJobFailed(SwitchMLError):
@@ -52,16 +47,13 @@ class SwitchJobTimeout(SwitchJobFailed, TimeoutError):
         timeout: the time it had, in seconds.
     """
 
+    timeout: float = 0.0
     likely_cause: ClassVar[str] = "a rank died or is slow, or packets to the switch are lost"
 
     # RuntimeError's, which comes first, refuses to make a TimeoutError; unpickling calls this one by name.
-    def __new__(cls, *_: Any, **__: Any) -> Any:
+    def __new__(cls, *_: Any, **__: Any) -> SwitchJobTimeout:  # noqa: PYI034 - typing.Self is not in 3.10
         """Make one that is not set up yet."""
         return TimeoutError.__new__(cls)
-
-    def __init__(self, world: str | None = "switchml", what: str = "", *, timeout: float = 0.0, **fields: Any) -> None:
-        super().__init__(world, what, **fields)
-        self.timeout = timeout
 
 
 class SwitchMLClosed(SwitchMLError):

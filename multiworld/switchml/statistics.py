@@ -15,10 +15,9 @@ class Statistics:
     """All-reduces of this process since it began, over all of its ``switchml`` groups.
 
     Attributes:
-        delegated: those that the switch did; ``delegated_bytes`` of payload in ``seconds``.
-        gloo: those that Gloo did, by reason; ``gloo_bytes`` of payload. Reasons of the call are ``operation`` (not a
-            sum), ``tensors`` (not one), ``dtype``, ``layout``, ``empty``. The others are ``no switch`` (the group has
-            none), ``failure`` (the switch failed to do it), ``after failure`` (it was given up before).
+        delegated: those that the switch did, ``delegated_bytes`` of payload in ``seconds``.
+        gloo: those that Gloo did, by reason: ``operation`` (not a sum), ``tensors`` (not one), ``dtype``, ``layout``,
+            ``empty``, ``no switch``, ``failure`` (of the switch), ``after failure``.
         failed: those that raised.
     """
 

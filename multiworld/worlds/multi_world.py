@@ -32,10 +32,9 @@ from multiworld.session.counters import History
 from multiworld.session.member import Member
 from multiworld.store.sources import StoreLike, parsed
 from multiworld.transport.network_settings import chosen_address, network_settings
-from multiworld.worlds.resources import Resources
 from multiworld.worlds.twins import twin, waited_here
 from multiworld.worlds.world import World
-from multiworld.worlds.world_table import WorldTable
+from multiworld.worlds.world_table import Resources, WorldTable
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from multiworld.config import WorldConfig
     from multiworld.process.join_threads import JoinJob
     from multiworld.session.member import Member
-    from multiworld.worlds.resources import Resources
+    from multiworld.worlds.world_table import Resources
 
 #: an attempt whose limit is this much later than that of a caller ends by itself, with a better message
 GRACE_SECONDS = 1.0
@@ -36,13 +36,8 @@ SILENT_SECONDS = LINGER_SECONDS + STORE_GRACE_SECONDS
 
 
 class Attempt:
-    """One attempt to bring a world back, for all who wait for it; given up when the last has stopped.
-
-    Attributes:
-        config: what the world is to be rejoined with.
-        job: the attempt itself.
-        until: monotonic time by which it has ended, unless its store hangs.
-        waiting: number of callers that wait.
+    """One attempt to bring a world back, for all who wait for it; given up when the last has stopped. ``until`` is when
+    it has ended, unless its store hangs.
     """
 
     def __init__(self, config: WorldConfig, job: JoinJob[None]) -> None:

@@ -1,4 +1,4 @@
-"""The worlds of a ``MultiWorld``: those joined, those about to be, and whether any more may come."""
+"""The worlds of a ``MultiWorld``, those joined and those about to be, and the resources that they share."""
 
 from __future__ import annotations
 
@@ -6,36 +6,80 @@ import asyncio
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
-from multiworld.config import WorldConfig
-from multiworld.errors import InvalidArgument, WrongContext
-from multiworld.events import WorldJoined
+from multiworld.config import NetworkSettings, WorldConfig
+from multiworld.errors import DescriptorsExhausted, InvalidArgument, RendezvousError, WrongContext
+from multiworld.events import TELLING_SECONDS, Callbacks, EventBus, WorldJoined
+from multiworld.process.hub import Hub
 from multiworld.process.join_threads import JoinJob, Steps
-from multiworld.rendezvous.joining import Rendezvous
+from multiworld.rendezvous.joining import Rendezvous, store_silent
+from multiworld.session.counters import History
 from multiworld.session.orderly_leave import LINGER_SECONDS
 from multiworld.session.session import Session
-from multiworld.store.sources import StoreSource
+from multiworld.store.sources import HostedStores, StoreSource
+from multiworld.transport.descriptors import descriptor_shortage, limit
 from multiworld.worlds.group import Group
-from multiworld.worlds.resources import FREEING_SECONDS, Resources
 
 #: ``worlds.world.World``, which imports this file
 World = TypeVar("World", bound=Group)
 
 #: how long ``close`` waits for joins under way to give up, beyond what it waits for what was sent
 GIVING_UP_SECONDS = 0.5
+#: how long ``close`` waits for broken worlds to be freed; what takes longer goes on in the background
+FREEING_SECONDS = 1.0
+
+
+class Resources:
+    """The hub, the stores and the listeners to events. It does not refer to the ``MultiWorld``, which may be collected.
+
+    Raises:
+        DescriptorsExhausted: no file descriptors are free.
+    """
+
+    def __init__(self, network: NetworkSettings) -> None:
+        self.callbacks = Callbacks()
+        self.bus = EventBus(self.callbacks)
+        self.history = History()
+        self.bus.attach(self.history.note)
+        try:
+            self.hub = Hub.acquire()
+        except OSError as error:
+            what = f"a MultiWorld cannot be made: {descriptor_shortage(error) or error}"
+            raise DescriptorsExhausted(what=what, limit=limit(), need=2) from error
+        self.stores = HostedStores(self.hub, network)
+
+    def store_silent(self, config: WorldConfig, where: object, after: int, job: JoinJob[Any]) -> RendezvousError:
+        """Make the error for a store that does not answer."""
+        return store_silent(config, where, after, self.stores.complaint(where, job.since))
+
+    def drop(self, sessions: list[Session]) -> None:
+        """Leave the worlds and free everything, in a thread."""
+
+        def leave() -> None:
+            for session in sessions:
+                session.leave()
+            self.free(sessions, FREEING_SECONDS)
+
+        threading.Thread(target=leave, name="mw-drop", daemon=True).start()
+
+    def free(self, sessions: list[Session], seconds: float) -> None:
+        """Free everything of worlds that were left; waits at most ``seconds`` for each kind of thread to end."""
+        until = time.monotonic() + seconds
+        for session in sessions:  # what broke shortly before is freed in the background
+            session.freed.wait(max(0.0, until - time.monotonic()))
+        self.stores.close()
+        self.hub.call_and_wait(self.callbacks.end, TELLING_SECONDS)  # there: after the last events
+        self.hub.release()
+        self.callbacks.join(seconds)
 
 
 class WorldTable(Generic[World]):
-    """The worlds of one ``MultiWorld``, and the attempts to join or rejoin that are under way.
-
-    Attributes:
-        resources: shared by these worlds.
-        worlds: those joined and not left, by name.
-    """
+    """The worlds of one ``MultiWorld`` that were joined and not left, and the attempts to join or rejoin under way."""
 
     def __init__(self, resources: Resources) -> None:
         self.resources = resources

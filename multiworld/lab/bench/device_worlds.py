@@ -24,14 +24,8 @@ _FIRST_TURNS = 20
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """The worlds and members of one measurement.
-
-    Attributes:
-        folder: of the members of one scene alone.
-        backend: of the worlds.
-        kept: worlds of the leader with a peer that stays.
-        lost: those with the peer that dies.
-        turns: transfers in each kept world before the death, and again after it.
+    """The worlds and members of one measurement: the leader has ``kept`` worlds with a peer that stays, and ``lost``
+    ones with a peer that dies after ``turns`` transfers in each kept world.
     """
 
     folder: str
@@ -43,12 +37,8 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The observations of the leader.
-
-    Attributes:
-        before: seconds of each transfer in a kept world, before the death.
-        after: the same from the death on.
-        released: monotonic time at which the last operation with the dead peer raised.
+    """The observations of the leader: seconds of each transfer in a kept world ``before`` and ``after`` the death, and
+    the monotonic time at which the last operation with the dead peer was ``released``.
     """
 
     before: list[float]

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,17 +20,6 @@ from multiworld.lab.context import Context
 WORLD = "bench"
 #: messages of one throughput measurement that are under way before the sender waits for a sign
 BURST = 8
-
-
-class Ranked:
-    """``torch.distributed``, or the synchronous twin of a world, with our rank; both use the same names."""
-
-    def __init__(self, rank: int, operations: Any) -> None:
-        self.rank = rank
-        self._operations = operations
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._operations, name)
 
 
 # A turn yields the result of each of its calls: a coroutine is then awaited, and anything else is done already.
@@ -90,7 +80,7 @@ def set_up(context: Context, rank: int, store: TcpStoreAddress) -> None:
     client = dist.TCPStore(store.host, store.port, None, False, timedelta(seconds=30))
     plain = dist.PrefixStore("plain", client)
     dist.init_process_group("gloo", store=plain, rank=rank, world_size=2, timeout=timedelta(seconds=60))
-    context.kept["plain"] = Ranked(dist.get_rank(), dist)
+    context.kept["plain"] = SimpleNamespace(**vars(dist), rank=rank)
 
 
 async def join(context: Context, rank: int, size: int, store: TcpStoreAddress, name: str = WORLD) -> float:
@@ -107,8 +97,7 @@ def turns_plain(context: Context, name: str, nbytes: int, count: int) -> list[fl
 
 async def turns_waiting(context: Context, name: str, nbytes: int, count: int) -> list[float]:
     """The same with the synchronous twin of a world, in a thread: it refuses to block a running event loop."""
-    world = context.mw[WORLD]
-    return await asyncio.to_thread(_timed, WORKLOADS[name], Ranked(world.rank, world.sync), nbytes, count)
+    return await asyncio.to_thread(_timed, WORKLOADS[name], context.mw[WORLD].sync, nbytes, count)
 
 
 async def turns_awaited(context: Context, name: str, nbytes: int, count: int) -> list[float]:

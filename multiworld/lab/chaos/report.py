@@ -13,13 +13,8 @@ from multiworld.lab.injector import Fired
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """One fault and what came of it.
-
-    Attributes:
-        concerned: worlds that must break.
-        notices: who noticed what, until all was well again.
-        back_after: seconds until all were back; None if they were not in time.
-        others_slowest: longest round of a world that is not concerned, in seconds, from the fault to the recovery.
+    """One fault and what came of it: worlds that must break, who noticed what, seconds until all were back (None: not
+    in time), and the longest round of a world that is not concerned, from the fault to the recovery.
     """
 
     fault: Fault

@@ -16,8 +16,8 @@ from multiworld.config import Heartbeat
 from multiworld.events import Callbacks, EventBus, OwnStall
 from multiworld.liveness.monitor import Monitor
 from multiworld.liveness.neighbour import PATIENCE, ProcessId
+from multiworld.liveness.peer import TcpInfo
 from multiworld.liveness.pulse import PING, PONG
-from multiworld.liveness.tcpinfo import TcpInfo
 from multiworld.matching.membership import Limits, Membership
 from multiworld.transport.reactor import Reactor
 

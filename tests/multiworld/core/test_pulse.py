@@ -25,8 +25,8 @@ from multiworld.lab.context import Context
 from multiworld.liveness import neighbour
 from multiworld.liveness.monitor import SUCCESSORS, watched_by
 from multiworld.liveness.neighbour import Starvation, frozen, this_process
+from multiworld.liveness.peer import tcp_info
 from multiworld.liveness.pulse import MAX_AT_ONCE, PING, PONG, THREAD_NAME, Responder, native_loop
-from multiworld.liveness.tcpinfo import tcp_info
 from multiworld.process.hub import Hub
 from multiworld.rendezvous.wiring import dial as dial_endpoint
 from multiworld.transport.greeting import GreetingError, Hello, Role
