@@ -22,8 +22,8 @@ from build.errors import NeedsHumanError, SourceError, ToolError, UsageError
 from build.git import PROJECT, Git, Settings
 from build.official.facts import versions
 from build.paths import REPO
-from build.porting.between_trees import MARKDOWN
 from build.process import run_shown
+from build.series.manifest import MARKDOWN
 from ci.forge import PullRequest, open_pull_request
 
 #: Seconds for one port with its build and probes: two downloads of 1 GB each and some minutes of work.
