@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from build.git import SUBMODULE
 from build.series.model import EMPTY_BLOB, MODES, ChangeKind, FileChange, Hunk
-from build.series.reader import Reader
-from build.series.safety import unquote
+from build.series.reader import Reader, unquote
 
 _EPOCH = re.compile(rb"\t(1970-01-01 00:00:00|1969-12-31 1[2-9]:00:00|Thu Jan +1 00:00:00 1970)")
 _DATED = re.compile(rb"[ \t]+\d{4}-\d\d-\d\d[ T]\d\d:\d\d.*$")
