@@ -198,7 +198,7 @@ def test_an_interrupted_removal_of_the_state_is_one(
         patch.setattr(shutil, "rmtree", half_removed)
         with pytest.raises(KeyboardInterrupt):
             removing(repo)
-    assert not (repo.folder.parent / "out.port").exists()
+    assert not (repo.folder.parent / "out.port" / "state.json").exists()
     assert run(repo).edit == ("src/a.c",)
     assert list(repo.folder.parent.glob(".*")) == []
 
