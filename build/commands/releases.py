@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any
 
-import msgspec
 import typer
 from rich.table import Table
 
@@ -15,59 +15,35 @@ from build.releases import Release, load
 from build.series import manifest as manifests
 from build.series.overview import Progress, progress
 
-T = TypeVar("T")
 
-
-class _Artifact(msgspec.Struct):
-    name: str
-    sha256: str
-
-
-class _Provenance(msgspec.Struct):
-    version: str
-
-
-class _Build(msgspec.Struct):
-    """The part of `build.json` that the table shows; other fields may come and go."""
-
-    provenance: _Provenance
-    python: str
-    patched: _Artifact
-
-
-class _Tests(msgspec.Struct):
-    """The part of `tests.json` that the table shows."""
-
-    proven: bool
-    patched_sha256: str
-
-
-def _read(path: Path, form: type[T]) -> T | None:
-    """Return a report; None if it does not exist or has another form."""
+def _read(path: Path) -> dict[str, Any]:
+    """Return a report; empty if it does not exist or is none."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=form)
-    except (FileNotFoundError, msgspec.DecodeError):
-        return None
+        return dict(json.loads(path.read_bytes()))
+    except (FileNotFoundError, ValueError, TypeError):
+        return {}
 
 
 def built(folder: Path) -> str:
     """Return in words what is built in a release's folder."""
-    record = _read(folder / "build.json", _Build)
-    if record is None:
+    try:
+        record = _read(folder / "build.json")
+        if not (folder / record["patched"]["name"]).is_file():
+            return "wheel removed"
+        return f"{record['provenance']['version']}, Python {record['python']}"
+    except (KeyError, TypeError):  # none, or of another form
         return "no"
-    if not (folder / record.patched.name).is_file():
-        return "wheel removed"
-    return f"{record.provenance.version}, Python {record.python}"
 
 
 def proven(folder: Path) -> str:
     """Return in words the test result of the wheels in `folder`."""
-    tests, record = _read(folder / "tests.json", _Tests), _read(folder / "build.json", _Build)
-    if tests is None:
+    try:
+        tests, wheel = _read(folder / "tests.json"), _read(folder / "build.json").get("patched", {})
+        if tests["patched_sha256"] != wheel.get("sha256"):
+            return "an older build"
+        return "yes" if tests["proven"] else "no: tests failed"
+    except (KeyError, TypeError):
         return "not tested"
-    if record is None or tests.patched_sha256 != record.patched.sha256:
-        return "an older build"
-    return "yes" if tests.proven else "no: tests failed"
 
 
 def sources(release: Release) -> str:
