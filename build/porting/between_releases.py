@@ -18,7 +18,7 @@ from build.errors import UsageError
 from build.git import Git
 from build.porting import Action
 from build.porting.engine import PatchPort, PatchState
-from build.porting.registry import fill_build_ids, known_release, remove_entry, set_series, write_entry
+from build.porting.registry import fill_build_ids, known_release, set_series, write_entry
 from build.porting.report import PortReport, exported, from_json, report_of, reports
 from build.porting.session import Session, discard
 from build.porting.trees import Tree, open_tree
@@ -232,10 +232,7 @@ def give_up(folder: Path, release: str, state: Path) -> None:
     before = read_record(kept, Before)
     if before is None:
         raise UsageError(f"{kept} is damaged", remedy=f"remove {state} and look at {folder} with git")
-    if before.entry is None:
-        remove_entry(folder, release)
-    else:
-        write_entry(folder, release, before.entry)
+    write_entry(folder, release, before.entry)
     if before.files is None:
         shutil.rmtree(folder / release, ignore_errors=True)
     else:
