@@ -316,7 +316,7 @@ def _wheels(request: Request, ready: Prepared, scratch: Path) -> record.BuildRec
         overlay=alone,
         verdicts=ready.applied.verdicts,
         replaced=overlay.replaced if overlay else (),
-        passed_over=tuple(f"{item.origin}: {item.reason}" for item in ready.tree.passed_over),
+        passed_over=ready.tree.passed_over,
     )
 
 

@@ -22,9 +22,9 @@ from build.errors import EnvironmentUnfitError, NeedsHumanError, SourceError, To
 from build.git import PROJECT, Git, Settings
 from build.official.facts import versions
 from build.paths import REPO
-from build.porting.between_trees import MARKDOWN
 from build.process import run as quietly
 from build.process import run_shown
+from build.series.manifest import MARKDOWN
 
 #: Seconds for one port with its build and probes: two downloads of 1 GB each and some minutes of work.
 _LONGEST = 4 * 3600.0

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from packaging.version import Version
 from rich.table import Table
 from rich.text import Text
 
-from build import paths, releases
+from build import pages, paths, releases
 from build.console import console, note, step
 from build.series import manifest as manifests
-from build.series.overview import Overview, PatchStatus, overview
-from build.series.page import page
+from build.series.manifest import SeriesEntry
+from build.series.overview import Column, Overview, PatchStatus, Progress, overview
 
 _STYLE = {
     PatchStatus.PROVEN: "green",
@@ -21,6 +23,27 @@ _STYLE = {
     PatchStatus.UPSTREAM: "blue",
     PatchStatus.MISSING: "bold red",
     PatchStatus.NOT_NEEDED: "dim",
+}
+#: These colours are used only for the status of a patch or a release.
+_CLASSES = {
+    PatchStatus.PROVEN: "proven",
+    PatchStatus.UNPROVEN: "built",
+    PatchStatus.UPSTREAM: "upstream",
+    PatchStatus.MISSING: "failed",
+    PatchStatus.NOT_NEEDED: "none",
+    Progress.PROVEN: "proven",
+    Progress.BUILT: "built",
+    Progress.PORTED: "built",
+    Progress.NONE: "failed",
+    Progress.NOT_NEEDED: "none",
+}
+#: The colours of a bar have one hue: the stronger the colour, the more work the hunks needed.
+_HUNKS = {
+    "unchanged": ("clean", "offset"),
+    "adapted": ("drifted", "file moved"),
+    "already upstream": ("already upstream", "partly upstream"),
+    "by hand": ("by hand",),
+    "open": ("conflict", "file gone"),
 }
 
 
@@ -47,3 +70,29 @@ def _table(item: Overview) -> Table:
     table.add_section()
     table.add_row("release", *(column.progress.word for column in item.columns))
     return table
+
+
+def page(series: Sequence[Overview]) -> str:
+    """Return the overview as one HTML file: no script, nothing loaded from elsewhere, light and dark."""
+    tools = {"legacy": _legacy, "origin": _origin, "hunks_of": _hunks}
+    return pages.render("patches.html", series=series, statuses=PatchStatus, steps=Progress, classes=_CLASSES, **tools)
+
+
+def _legacy(about: SeriesEntry, column: Column) -> str:
+    late = about.legacy_from and Version(column.release) >= Version(about.legacy_from)
+    return "legacy" if late else ""
+
+
+def _origin(column: Column) -> str:
+    """Return where the patches of a release come from."""
+    source = column.entry.derived_from if column.entry else None
+    return f"{'ported' if column.port else 'adapted'} from {source}" if source or column.port else "written for it"
+
+
+def _hunks(column: Column) -> Iterator[tuple[int, str, int, str]]:
+    """Yield shade, label, number and verdicts of each kind of hunk that a port has."""
+    counts = dict(column.port)
+    for shade, (label, verdicts) in enumerate(_HUNKS.items(), 1):
+        words = ", ".join(f"{counts[verdict]} {verdict}" for verdict in verdicts if verdict in counts)
+        if words:
+            yield shade, label, sum(counts.get(verdict, 0) for verdict in verdicts), words

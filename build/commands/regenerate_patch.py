@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,15 +17,6 @@ if TYPE_CHECKING:
     from build.porting.between_releases import Request
     from build.porting.report import PortReport
     from build.series.show import Row
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The folders of a port's results and state, and the command to run again, for messages."""
-
-    out: Path
-    state: Path
-    again: str
 
 
 def regenerate_patch(
@@ -56,14 +46,13 @@ def regenerate_patch(
     from build.porting import between_releases
 
     request = between_releases.Request(wanted, series, origin, from_source, source, action, again)
-    place = Place(request.folder / wanted, request.state, f"regenerate-patch {wanted} --series {series}")
     with paths.locked(request.state, f"the port of {series} to {wanted}"):
         if action is Action.ABORT:
             between_releases.give_up(request.folder, wanted, request.state)
             step(f"the port of {series} to {wanted} is given up")
             return
         report = between_releases.port_release(request)
-        _show(report, place)
+        _show(report, request.folder / wanted, request.state, f"regenerate-patch {wanted} --series {series}")
         if build:  # under the lock: it writes the reports again
             _build(report, request, Path(source) if source else None)
 
@@ -87,7 +76,6 @@ def _folder(patches: Path, from_tree: str, to_tree: str, out: Path | None, actio
     if out is None:
         raise UsageError("--patches needs --out", remedy="give the folder for the ported patches")
     request = between_trees.Request(patches, from_tree, to_tree, out.absolute(), action)
-    place = Place(request.out, request.state, "the same command")
     with paths.locked(request.state, f"the port to {out}", leave=False):
         if action is Action.ABORT:
             discard(request.state)
@@ -95,24 +83,23 @@ def _folder(patches: Path, from_tree: str, to_tree: str, out: Path | None, actio
             return
         if not from_tree or not to_tree:
             raise UsageError("--patches needs --from-tree and --to-tree")
-        _show(between_trees.port_folder(request), place)
+        _show(between_trees.port_folder(request), request.out, request.state, "the same command")
 
 
-def _show(report: PortReport, place: Place) -> None:
+def _show(report: PortReport, out: Path, state: Path, again: str) -> None:
     """Print a report; an error with its own exit status if hunks are left, or patches are missing or unreadable."""
-    from build.porting.between_trees import JSON, MARKDOWN
     from build.porting.report import to_terminal
+    from build.series.manifest import JSON, MARKDOWN
     from build.series.show import rows
 
     console.print(to_terminal(report))
-    step(f"report: {place.out / MARKDOWN} and {JSON}")
+    step(f"report: {out / MARKDOWN} and {JSON}")
     if not report.complete:
-        checkout = place.state / "checkout"
         raise NeedsHumanError(
             f"hunks of {report.series} need a human: {', '.join(report.edit)}",
             cause="\n".join(map(_line, rows([item for item in report.verdicts if item.verdict.needs_human]))),
-            remedy=f"edit {', '.join(report.edit)} in {checkout} (conflicts are marked as diff3 does),\n"
-            f"then {place.again} --continue; --continue --drop leaves the hunks out, --abort gives up",
+            remedy=f"edit {', '.join(report.edit)} in {state / 'checkout'} (conflicts are marked as diff3 does),\n"
+            f"then {again} --continue; --continue --drop leaves the hunks out, --abort gives up",
         )
     if report.unreadable:
         raise PatchError(
@@ -123,7 +110,7 @@ def _show(report: PortReport, place: Place) -> None:
     if report.skipped:
         raise NeedsHumanError(
             f"{report.series} is not complete: {'; '.join(report.skipped)}",
-            remedy=f"write the missing patches into {place.out} and enter them in the manifest",
+            remedy=f"write the missing patches into {out} and enter them in the manifest",
         )
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import msgspec
 import typer
 from rich.table import Table
 
@@ -16,39 +16,34 @@ from build.series import manifest as manifests
 from build.series.overview import Progress, progress
 
 
-def _report(path: Path, *wanted: str) -> list[str]:
-    """Return what a report says at these places, `a.b` for nested ones; nothing if it has another form or is missing.
-
-    Other fields may come and go.
-    """
-    found = []
+def _read(path: Path) -> dict[str, Any]:
+    """Return a report; empty if it does not exist or is none."""
     try:
-        report = msgspec.json.decode(path.read_bytes())
-        for name in wanted:
-            value = report
-            for key in name.split("."):
-                value = value[key]
-            found.append(str(value))
-    except (OSError, LookupError, TypeError, msgspec.DecodeError):
-        return []
-    return found
+        return dict(json.loads(path.read_bytes()))
+    except (FileNotFoundError, ValueError, TypeError):
+        return {}
 
 
 def built(folder: Path) -> str:
     """Return in words what is built in a release's folder."""
-    if not (said := _report(folder / "build.json", "provenance.version", "python", "patched.name")):
+    try:
+        record = _read(folder / "build.json")
+        if not (folder / record["patched"]["name"]).is_file():
+            return "wheel removed"
+        return f"{record['provenance']['version']}, Python {record['python']}"
+    except (KeyError, TypeError):  # none, or of another form
         return "no"
-    version, python, wheel = said
-    return f"{version}, Python {python}" if (folder / wheel).is_file() else "wheel removed"
 
 
 def proven(folder: Path) -> str:
     """Return in words the test result of the wheels in `folder`."""
-    if not (said := _report(folder / "tests.json", "patched_sha256", "proven")):
+    try:
+        tests, wheel = _read(folder / "tests.json"), _read(folder / "build.json").get("patched", {})
+        if tests["patched_sha256"] != wheel.get("sha256"):
+            return "an older build"
+        return "yes" if tests["proven"] else "no: tests failed"
+    except (KeyError, TypeError):
         return "not tested"
-    if said[:1] != _report(folder / "build.json", "patched.sha256"):
-        return "an older build"
-    return "yes" if said[1] == "True" else "no: tests failed"
 
 
 def sources(release: Release) -> str:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from build.porting.alignment import Alignment
-from build.porting.candidates import recognisable
 from build.porting.echoes import NEAR
 from build.porting.groups import Edit
 from build.porting.lines import distinctive, norm, occurrences, similarity, tokens
-from build.porting.placement import HunkResult, human
+from build.porting.placement import HunkResult, human, recognisable
 from build.series.verdicts import Method, Verdict
 
 #: Least similarity of a new line to one that is missing: it may be that line in another form.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,23 +17,24 @@ from build.console import step
 from build.errors import UsageError
 from build.git import Git
 from build.porting import Action
-from build.porting.between_trees import JSON, MARKDOWN, reports
-from build.porting.engine import PatchState
-from build.porting.registry import fill_build_ids, known_release, remove_entry, set_series, write_entry
-from build.porting.report import PortReport, from_json, report_of
-from build.porting.session import Committed, Outcome, Session, discard, render
+from build.porting.engine import PatchPort, PatchState
+from build.porting.registry import fill_build_ids, known_release, set_series, write_entry
+from build.porting.report import PortReport, exported, from_json, report_of, reports
+from build.porting.session import Session, discard
 from build.porting.trees import Tree, open_tree
 from build.releases import Release
 from build.seals import read_record, write_record
 from build.series import manifest as manifests
 from build.series.commits import Exported, write_series
-from build.series.manifest import Manifest, NotApplicable, ReleaseEntry, Verified
+from build.series.manifest import JSON, MARKDOWN, Manifest, NotApplicable, ReleaseEntry, Verified
 from build.series.model import PatchFile
 from build.series.patchfile import read
 from build.signals import deferred_signals
 
 #: Start of the reason that a port records for a patch which it found upstream.
 ALREADY_THERE = "the release has it already"
+#: In a waiting port's folder: what the series had.
+_BEFORE = "before.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +70,22 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The patches of `origin` whose range covers the release; `skipped` says why others are not ported."""
+    """The patches (by id) of `origin` whose range covers the release.
+
+    `skipped` says why others are not ported, `lacking` has those that `origin` has not.
+    """
 
     origin: str
-    ids: tuple[str, ...]
-    patches: tuple[PatchFile, ...]
+    patches: dict[str, PatchFile]
     skipped: tuple[NotApplicable, ...]
     lacking: tuple[str, ...]
+
+
+class Before(msgspec.Struct, frozen=True):
+    """The files of a release's folder and its entry in the manifest; None if there was no folder or entry."""
+
+    files: dict[str, bytes] | None
+    entry: ReleaseEntry | None
 
 
 def port_release(request: Request) -> PortReport:
@@ -90,22 +100,32 @@ def port_release(request: Request) -> PortReport:
     if done is not None:
         return done
     origin = _origin(request, manifest)
-    before = remember(request.folder, request.release)
+    before = Before(_content(request.folder / request.release), manifest.release.get(request.release))
     release = known_release(request.release, origin)
     chosen = choose(request.folder, manifest, origin, request.release)
     with tempfile.TemporaryDirectory(prefix="multiworld-trees-") as workplace:
         old = _tree(releases.get(origin), request.from_source, Path(workplace, "old"))
         new = _tree(release, request.to_source, Path(workplace, "new"))
-        session = Session(chosen.patches, old, new, request.state)
+        session = Session(tuple(chosen.patches.values()), old, new, request.state)
         outcome = session.run(request.action)
-        report = _report(request, chosen, outcome)
-        keep(before, request.state)
-        entry = _entry(release, chosen, outcome)
+        if request.state.is_dir() and not (request.state / _BEFORE).exists():  # or an earlier run has stored it
+            write_record(request.state / _BEFORE, before)
+        ports = {name: item.port for name, item in zip(chosen.patches, outcome.committed, strict=True)}
+        entry = _entry(release, chosen, ports)
+        files = {name: f"{n:04d}-{manifest.entry(name).slug}.patch" for n, name in enumerate(entry.patches, 1)}
+        names = [files.get(name, "") for name in ports]
+        report = structs.replace(
+            report_of(outcome, request.series, origin, request.release, names),
+            skipped=tuple(f"{name}: {origin} has no patch to port from" for name in chosen.lacking),
+            # Only the name: reports are kept in the repository.
+            checkout=outcome.checkout.name if outcome.checkout else "",
+        )
+        patches = exported(outcome, names)
         if not entry.missing:
             # It streams wheels. A port counts as finished once its entry is written, so this comes first.
             fill_build_ids(request.release)
         with deferred_signals():
-            _write(request, manifest, chosen, outcome, report, entry)
+            _write(request, manifest, [*patches, *reports(report)], entry)
             if report.complete:
                 session.close()
     return report
@@ -142,18 +162,15 @@ def _origin(request: Request, manifest: Manifest) -> str:
 
 
 def choose(folder: Path, manifest: Manifest, origin: str, release: str) -> Chosen:
-    files = manifests.patch_paths(folder, manifest, origin)
-    wanted = {name: file for name, file in files.items() if manifest.entry(name).covers(release)}
     known = manifest.release.get(release)
     # What an earlier port found upstream is looked for again: it is a finding, not a decision.
     skipped = tuple(
         item for item in (known.not_applicable if known else ()) if not item.reason.startswith(ALREADY_THERE)
     )
-    excluded = {item.id for item in skipped}
-    wanted = {name: file for name, file in wanted.items() if name not in excluded}
-    have = wanted.keys() | excluded
-    lacking = tuple(p.id for p in manifest.patch if p.covers(release) and p.id not in have)
-    return Chosen(origin, tuple(wanted), tuple(map(read, wanted.values())), skipped, lacking)
+    wanted = [p.id for p in manifest.patch if p.covers(release) and p.id not in {item.id for item in skipped}]
+    files = manifests.patch_paths(folder, manifest, origin)
+    patches = {name: read(file) for name, file in files.items() if name in wanted}
+    return Chosen(origin, patches, skipped, tuple(name for name in wanted if name not in files))
 
 
 def _tree(release: Release, source: str, workplace: Path) -> Tree:
@@ -166,90 +183,40 @@ def _tree(release: Release, source: str, workplace: Path) -> Tree:
     return Tree(git, git.resolve(found.base), release.tag)
 
 
-def _report(request: Request, chosen: Chosen, outcome: Outcome) -> PortReport:
-    names = _names(manifests.load(request.folder), chosen, outcome.committed)
-    return PortReport(
-        request.series,
-        chosen.origin,
-        request.release,
-        tuple(report_of(item.port, names.get(item.port.patch.name, "")) for item in outcome.committed),
-        skipped=tuple(f"{name}: {chosen.origin} has no patch to port from" for name in chosen.lacking),
-        # Only the name: reports are kept in the repository.
-        checkout=outcome.checkout.name if outcome.checkout else "",
-        edit=outcome.edit,
-    )
+def _content(folder: Path) -> dict[str, bytes] | None:
+    return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.is_dir() else None
 
 
-def _ids(chosen: Chosen, committed: Sequence[Committed], state: PatchState) -> list[tuple[str, Committed]]:
-    return [(n, item) for n, item in zip(chosen.ids, committed, strict=True) if item.port.state is state]
-
-
-def _names(manifest: Manifest, chosen: Chosen, committed: Sequence[Committed]) -> dict[str, str]:
-    ported = _ids(chosen, committed, PatchState.PORTED)
-    return {
-        item.port.patch.name: f"{number:04d}-{manifest.entry(name).slug}.patch"
-        for number, (name, item) in enumerate(ported, 1)
-    }
-
-
-def _write(
-    request: Request, manifest: Manifest, chosen: Chosen, outcome: Outcome, report: PortReport, entry: ReleaseEntry
-) -> None:
+def _write(request: Request, manifest: Manifest, files: list[Exported], entry: ReleaseEntry) -> None:
     """Write patches and reports in one step, then the manifest's entry, and last what `_finished` looks for."""
-    names = _names(manifest, chosen, outcome.committed)
-    files = [
-        Exported(names[item.port.patch.name], render(outcome.git, item))
-        for _, item in _ids(chosen, outcome.committed, PatchState.PORTED)
-    ]
     target = request.folder / request.release
-    before = {path.name: path.read_bytes() for path in target.glob("*.patch")} if target.is_dir() else {}
-    write_series(target, [*files, *reports(report)])
+    before = {name: data for name, data in (_content(target) or {}).items() if name.endswith(".patch")}
+    write_series(target, files)
     old = manifest.release.get(request.release)
-    if old is not None and before == {item.name: item.data for item in files}:
+    if old is not None and before == {item.name: item.data for item in files if item.name.endswith(".patch")}:
         entry = structs.replace(entry, verified=old.verified, note=old.note)
     write_entry(request.folder, request.release, entry)
     if not entry.missing:
         set_series(request.release, request.series)
 
 
-def _entry(release: Release, chosen: Chosen, outcome: Outcome) -> ReleaseEntry:
+def _entry(release: Release, chosen: Chosen, ports: Mapping[str, PatchPort]) -> ReleaseEntry:
     """Return the manifest's entry; it is `ported` until the patches are built and probed."""
     upstream = []
-    for name, item in _ids(chosen, outcome.committed, PatchState.UNNEEDED):
-        evidence = [verdict.evidence for verdict in item.port.verdicts if verdict.evidence]
-        upstream.append(NotApplicable(id=name, reason=": ".join([ALREADY_THERE, *evidence[:1]])))
-    waiting = tuple(name for name, _ in _ids(chosen, outcome.committed, PatchState.NEEDS_HUMAN))
+    for name, port in ports.items():
+        if port.state is PatchState.UNNEEDED:
+            evidence = [verdict.evidence for verdict in port.verdicts if verdict.evidence]
+            upstream.append(NotApplicable(id=name, reason=": ".join([ALREADY_THERE, *evidence[:1]])))
+    waiting = tuple(name for name, port in ports.items() if port.state is PatchState.NEEDS_HUMAN)
     return ReleaseEntry(
         base_commit=release.commit,
         derived_from=chosen.origin,
-        patches=tuple(name for name, _ in _ids(chosen, outcome.committed, PatchState.PORTED)),
+        patches=tuple(name for name, port in ports.items() if port.state is PatchState.PORTED),
         not_applicable=(*chosen.skipped, *upstream),
         missing=(*waiting, *chosen.lacking),
         verified=Verified.NONE if waiting or chosen.lacking else Verified.PORTED,
         note=f"Ported from {chosen.origin} by regenerate-patch: {MARKDOWN}. Not compiled, not probed.",
     )
-
-
-_NAME = "before.json"
-
-
-class Before(msgspec.Struct, frozen=True):
-    """The files of a release's folder and its entry in the manifest; None if there was no folder or entry."""
-
-    files: dict[str, bytes] | None
-    entry: ReleaseEntry | None
-
-
-def remember(folder: Path, release: str) -> Before:
-    target = folder / release
-    files = {path.name: path.read_bytes() for path in target.iterdir()} if target.is_dir() else None
-    return Before(files, manifests.load(folder).release.get(release))
-
-
-def keep(before: Before, state: Path) -> None:
-    """Store `before` with a waiting port, unless an earlier run has stored it."""
-    if state.is_dir() and not (state / _NAME).exists():
-        write_record(state / _NAME, before)
 
 
 def give_up(folder: Path, release: str, state: Path) -> None:
@@ -258,17 +225,14 @@ def give_up(folder: Path, release: str, state: Path) -> None:
     Raises:
         UsageError: no port waits, or the record of what the series had is damaged.
     """
-    kept = state / _NAME
+    kept = state / _BEFORE
     if not os.path.lexists(kept):
         discard(state)  # raises if no port waits; a port may be interrupted before it wrote anything
         return
     before = read_record(kept, Before)
     if before is None:
         raise UsageError(f"{kept} is damaged", remedy=f"remove {state} and look at {folder} with git")
-    if before.entry is None:
-        remove_entry(folder, release)
-    else:
-        write_entry(folder, release, before.entry)
+    write_entry(folder, release, before.entry)
     if before.files is None:
         shutil.rmtree(folder / release, ignore_errors=True)
     else:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import structs
 
 from build.errors import UsageError
 from build.porting import Action
 from build.porting.engine import PatchState
 from build.porting.quilt import load_folder
-from build.porting.report import PortReport, report_of, to_json, to_markdown
-from build.porting.session import Committed, Outcome, Session, render
-from build.porting.trees import Tree, open_tree
+from build.porting.report import PortReport, exported, report_of, reports
+from build.porting.session import Outcome, Session
+from build.porting.trees import open_tree
 from build.series.commits import Exported, write_series
-
-#: States of patches that are not in a port's folder and should be.
-STUCK = (PatchState.NEEDS_HUMAN, PatchState.UNREADABLE)
-MARKDOWN, JSON = "PORT.md", "port.json"
+from build.series.manifest import JSON, MARKDOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,13 @@ def port_folder(request: Request) -> PortReport:
     with tempfile.TemporaryDirectory(prefix="multiworld-trees-") as workplace:
         old = open_tree(request.from_tree, Path(workplace, "old"))
         new = open_tree(request.to_tree, Path(workplace, "new"))
-        patches = load_folder(request.patches, old.entries)
-        session = Session(patches, old, new, request.state)
+        session = Session(load_folder(request.patches, old.entries), old, new, request.state)
         outcome = session.run(request.action)
-        report = _report(request, old, new, outcome)
-        write_series(request.out, [*_files(outcome), *reports(report)])
+        ports = [item.port for item in outcome.committed]
+        names = [port.patch.name if port.state is PatchState.PORTED else "" for port in ports]
+        report = report_of(outcome, request.patches.name, old.label, new.label, names)
+        report = structs.replace(report, checkout=str(outcome.checkout or ""))
+        write_series(request.out, [*_files(outcome, names), *reports(report)])
     if report.complete:
         session.close()
     return report
@@ -71,31 +73,13 @@ def check_out(out: Path) -> None:
         )
 
 
-def reports(report: PortReport) -> list[Exported]:
-    return [Exported(MARKDOWN, to_markdown(report)), Exported(JSON, to_json(report))]
-
-
-def written(item: Committed) -> str:
-    return item.port.patch.name if item.port.state is PatchState.PORTED else ""
-
-
-def _report(request: Request, old: Tree, new: Tree, outcome: Outcome) -> PortReport:
-    return PortReport(
-        request.patches.name,
-        old.label,
-        new.label,
-        tuple(report_of(item.port, written(item)) for item in outcome.committed),
-        checkout=str(outcome.checkout or ""),
-        edit=outcome.edit,
-    )
-
-
-def _files(outcome: Outcome) -> list[Exported]:
+def _files(outcome: Outcome, names: Sequence[str]) -> list[Exported]:
     """Return the ported patches with a `series` file; nothing if all patches need a human."""
-    found = [Exported(written(item), render(outcome.git, item)) for item in outcome.committed if written(item)]
+    found = exported(outcome, names)
     if outcome.checkout and not found:
         return []
-    ports = (item.port for item in outcome.committed if item.port.state in STUCK)
-    open_ones = [f"# {port.patch.name} {port.state.value}: see {MARKDOWN}\n" for port in ports]
-    lines = [*open_ones, *(f"{item.name}\n" for item in found)]
+    ports = (item.port for item in outcome.committed)
+    stuck = [port for port in ports if port.state in {PatchState.NEEDS_HUMAN, PatchState.UNREADABLE}]
+    lines = [f"# {port.patch.name} {port.state.value}: see {MARKDOWN}\n" for port in stuck]
+    lines += [f"{item.name}\n" for item in found]
     return [*found, Exported("series", "".join(lines).encode())]

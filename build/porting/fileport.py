@@ -7,16 +7,17 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from build.git import Git
 from build.porting import functions
 from build.porting.alignment import KEPT, Alignment, align, align_all, text_of
-from build.porting.candidates import REACH
+from build.porting.functions import moved_away, port_moved
 from build.porting.groups import Placed, split
 from build.porting.lines import tokens
 from build.porting.markers import Labels, conflict
-from build.porting.moved_code import moved_away, port_moved
 from build.porting.moved_files import Finder
+from build.porting.placement import REACH
 from build.porting.textport import TextPort, port_text
 from build.porting.trees import FileState, Layer
 from build.series.inspect import Text, locate
@@ -24,6 +25,7 @@ from build.series.model import ChangeKind, FileChange, Hunk
 from build.series.verdicts import HunkVerdict, Method, Verdict
 
 Files = Mapping[str, "FileState | None"]
+_NONE: Files = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,31 +115,41 @@ def _numbers(change: FileChange) -> list[int]:
     return list(range(1, len(change.hunks) + 1))
 
 
+def _as_one(
+    ctx: Context,
+    change: FileChange,
+    verdict: Verdict,
+    evidence: str,
+    old: Files,
+    new: Files = _NONE,
+    marked: Files = _NONE,
+) -> ChangePort:
+    """Return the port of a change that has one verdict for all of its hunks."""
+    return ChangePort(whole(ctx, change, verdict, evidence, hunks=_numbers(change)), old, new, marked)
+
+
 def _added(ctx: Context, change: FileChange) -> ChangePort:
     path, content = change.path, change.added_content
     made = FileState(change.new_mode or "100644", content)
     current = ctx.new.get(path)
     old: Files = {path: made}
-    why = next((why for (suspect, _), why in ctx.suspects.items() if suspect == path), "")
-    if current is None and not why and (found := ctx.finder.piece(path, text_of(content).lines, least=1)):
-        why = f"the new tree seems to have it elsewhere: {found[1]}"
-    if current is None and why:
-        marked = {path: FileState(made.mode, _two_sides(ctx.labels, b"", b"", content))}
-        return ChangePort(whole(ctx, change, Verdict.CONFLICT, why, hunks=_numbers(change)), old, {}, marked)
     if current is None:
-        blocked = _blocked(ctx, path)
-        if blocked:
+        why = next((why for (suspect, _), why in ctx.suspects.items() if suspect == path), "")
+        if not why and (found := ctx.finder.piece(path, text_of(content).lines, least=1)):
+            why = f"the new tree seems to have it elsewhere: {found[1]}"
+        if why:
+            marked = {path: FileState(made.mode, _two_sides(ctx.labels, b"", b"", content))}
+            return _as_one(ctx, change, Verdict.CONFLICT, why, old, {}, marked)
+        if blocked := _blocked(ctx, path):
             text = f"{blocked} is a file in the new tree, so nothing can be below it"
-            return ChangePort(whole(ctx, change, Verdict.CONFLICT, text, hunks=_numbers(change)), old)
+            return _as_one(ctx, change, Verdict.CONFLICT, text, old)
         verdicts = whole(ctx, change, Verdict.CLEAN, hunks=_numbers(change))
         return ChangePort(tuple(replace(v, line=int(v.hunk > 0)) for v in verdicts), old, {path: made})
     if current.data == content or tokens([current.data]) == tokens([content]):
         same = "the same content" if current.data == content else "the same code, formatted differently"
-        text = f"the new tree has {path} with {same}"
-        return ChangePort(whole(ctx, change, Verdict.UPSTREAM, text, hunks=_numbers(change)), old)
-    text = f"the new tree has another {path} already"
+        return _as_one(ctx, change, Verdict.UPSTREAM, f"the new tree has {path} with {same}", old)
     marked = {path: FileState(current.mode, _two_sides(ctx.labels, current.data, b"", content))}
-    return ChangePort(whole(ctx, change, Verdict.CONFLICT, text, hunks=_numbers(change)), old, {}, marked)
+    return _as_one(ctx, change, Verdict.CONFLICT, f"the new tree has another {path} already", old, {}, marked)
 
 
 def _blocked(ctx: Context, path: str) -> str:
@@ -158,21 +170,17 @@ def _deleted(ctx: Context, change: FileChange) -> ChangePort:
     path = change.path
     base, current = ctx.old.get(path), ctx.new.get(path)
     old = {path: None}
-    numbers = _numbers(change)
     if current is None:
         found = ctx.finder.renamed(path, base.data) if base else None
         if found and not ctx.old.has(found[0]):
             text = f"the file to be removed seems to be {found[0]} now: {found[1]}"
-            return ChangePort(whole(ctx, change, Verdict.CONFLICT, text, hunks=numbers), old)
-        since = ctx.gone_since(path)
-        text = f"the new tree has no such file{since}"
-        return ChangePort(whole(ctx, change, Verdict.UPSTREAM, text, hunks=numbers), old)
+            return _as_one(ctx, change, Verdict.CONFLICT, text, old)
+        return _as_one(ctx, change, Verdict.UPSTREAM, f"the new tree has no such file{ctx.gone_since(path)}", old)
     if base is not None and current.data == base.data:
-        return ChangePort(whole(ctx, change, Verdict.CLEAN, hunks=numbers), old, {path: None})
+        return _as_one(ctx, change, Verdict.CLEAN, "", old, {path: None})
+    marked = {path: FileState(current.mode, _two_sides(ctx.labels, current.data, base.data if base else b"", b""))}
     text = "the file to be removed has changed in the new tree"
-    content = base.data if base else b""
-    marked = {path: FileState(current.mode, _two_sides(ctx.labels, current.data, content, b""))}
-    return ChangePort(whole(ctx, change, Verdict.CONFLICT, text, hunks=numbers), old, {}, marked)
+    return _as_one(ctx, change, Verdict.CONFLICT, text, old, {}, marked)
 
 
 def _mode(ctx: Context, change: FileChange) -> ChangePort:
@@ -180,13 +188,13 @@ def _mode(ctx: Context, change: FileChange) -> ChangePort:
     base, current = ctx.old.get(path), ctx.new.get(path)
     old = {path: replace(base, mode=wanted)} if base else {}
     if current is None:
-        return ChangePort(whole(ctx, change, Verdict.GONE, f"no such file{ctx.gone_since(path)}"), old)
+        return _as_one(ctx, change, Verdict.GONE, f"no such file{ctx.gone_since(path)}", old)
     if current.mode == wanted:
-        return ChangePort(whole(ctx, change, Verdict.UPSTREAM, f"its mode is {wanted} already"), old)
+        return _as_one(ctx, change, Verdict.UPSTREAM, f"its mode is {wanted} already", old)
     if current.mode != change.old_mode:
         text = f"its mode is {current.mode}, the patch expects {change.old_mode}"
-        return ChangePort(whole(ctx, change, Verdict.CONFLICT, text), old)
-    return ChangePort(whole(ctx, change, Verdict.CLEAN), old, {path: replace(current, mode=wanted)})
+        return _as_one(ctx, change, Verdict.CONFLICT, text, old)
+    return _as_one(ctx, change, Verdict.CLEAN, "", old, {path: replace(current, mode=wanted)})
 
 
 def _renamed(ctx: Context, change: FileChange) -> ChangePort:

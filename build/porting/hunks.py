@@ -7,11 +7,20 @@ from dataclasses import replace
 
 from build.porting import already_upstream
 from build.porting.alignment import Alignment
-from build.porting.candidates import anchored, other_candidates, same_function, support
 from build.porting.echoes import SURE, Echo, echo, removed_only
 from build.porting.groups import Edit, Placed
 from build.porting.lines import distinctive, headings, imports_only, norm
-from build.porting.placement import HunkResult, human, place_group, stands, target
+from build.porting.placement import (
+    HunkResult,
+    anchored,
+    human,
+    other_candidates,
+    place_group,
+    same_function,
+    stands,
+    support,
+    target,
+)
 from build.series.verdicts import Method, Verdict
 
 #: Share of the distinctive lines near a hunk that must be kept for its place to count as the same place.

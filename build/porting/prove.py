@@ -11,8 +11,7 @@ from build import paths
 from build.console import step
 from build.errors import ProbeError, ToolError
 from build.pipeline import Request, build_release
-from build.porting.between_trees import reports
-from build.porting.report import PortReport, ProbeReport, not_needed
+from build.porting.report import PortReport, ProbeReport, not_needed, reports
 from build.series.commits import write_series
 from build.wheeltest.environments import Form
 from build.wheeltest.results import NAME, Case, TestRecord

@@ -10,7 +10,7 @@ from pathlib import Path
 from build.errors import PatchError, UsageError
 from build.series.model import ChangeKind, PatchFile
 from build.series.patchfile import parse_raw, restrip
-from build.series.safety import strip
+from build.series.reader import strip
 
 #: Leading folders that are tried.
 DEPTHS = range(6)

@@ -100,47 +100,24 @@ def set_series(version: str, series: str, path: Path = releases.RELEASES_TOML) -
     _write(path, data[:start] + block + data[stop:])
 
 
-def write_entry(folder: Path, version: str, entry: ReleaseEntry) -> None:
-    """Write or replace a release's entry in the manifest of `folder`; the rest of the file is not changed.
+def write_entry(folder: Path, version: str, entry: ReleaseEntry | None) -> None:
+    """Write, replace or (None) remove a release's entry in the manifest of `folder`; the rest of it is not changed.
 
     Raises:
-        ReleaseDataError: the manifest would not be valid with it; it is not changed.
+        ReleaseDataError: the manifest would not be valid then; it is not changed.
     """
-    text = (folder / "manifest.toml").read_text(encoding="utf-8")
-    block = tomli_w.dumps({"release": {version: msgspec.to_builtins(entry)}})
-    found = _find(text, version)
+    path = folder / "manifest.toml"
+    text = path.read_text(encoding="utf-8")
+    block = tomli_w.dumps({"release": {version: msgspec.to_builtins(entry)}}) if entry else ""
+    # An entry ends before the next table that is not its own, or the comment above that.
+    name, head = re.escape(version), re.escape(f'[release."{version}"]')
+    found = re.search(rf'^{head}\n(?:(?!^\[(?!\[?release\."{name}")|^#).*\n?)*', text, re.MULTILINE)
     if found:
         after = text[found.end() :]
-        text = text[: found.start()] + block + ("\n" if after else "") + after
-    else:
+        text = text[: found.start()] + block + ("\n" if block and after else "") + after
+    elif entry:
         text = text.rstrip("\n") + "\n\n" + block
-    _store(folder, version, text, entry)
-
-
-def remove_entry(folder: Path, version: str) -> None:
-    """Remove a release's entry from a series' manifest, if it has one.
-
-    Raises:
-        ReleaseDataError: the manifest would not be valid without it; it is not changed.
-    """
-    text = (folder / "manifest.toml").read_text(encoding="utf-8")
-    found = _find(text, version)
-    if found:
-        rest = text[found.end() :]
-        _store(folder, version, (text[: found.start()] + rest).rstrip("\n") + "\n", None)
-
-
-def _find(text: str, version: str) -> re.Match[str] | None:
-    """Find a release's entry: it ends before the next table that is not its own, or the comment above that."""
-    name = re.escape(version)
-    head = re.escape(f'[release."{version}"]')
-    return re.search(rf'^{head}\n(?:(?!^\[(?!\[?release\."{name}")|^#).*\n?)*', text, re.MULTILINE)
-
-
-def _store(folder: Path, version: str, text: str, entry: ReleaseEntry | None) -> None:
-    """Write a manifest after checking that it is valid and has `entry` for the release."""
-    path = folder / "manifest.toml"
-    data = text.encode("utf-8")
+    data = (text.rstrip("\n") + "\n").encode("utf-8")
     if manifests.parse(data, f"{folder.name}/manifest.toml").release.get(version) != entry:
         raise ReleaseDataError(f"cannot enter {version} into {path}", remedy="enter it by hand")
     with atomic_write(path) as part:

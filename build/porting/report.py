@@ -9,7 +9,10 @@ import msgspec
 from rich.console import Group
 from rich.text import Text
 
-from build.porting.engine import PatchPort, PatchState
+from build.porting.engine import PatchState
+from build.porting.session import Outcome, render
+from build.series.commits import Exported
+from build.series.manifest import JSON, MARKDOWN
 from build.series.show import LOOKS, Row, legend, rows, verdict_table
 from build.series.verdicts import HunkVerdict, Method, Verdict
 
@@ -110,8 +113,22 @@ class PortReport(msgspec.Struct, frozen=True):
         return all(patch.state is not PatchState.NEEDS_HUMAN for patch in self.patches)
 
 
-def report_of(port: PatchPort, written: str) -> PatchReport:
-    return PatchReport(port.patch.name, port.state, written, port.verdicts, port.notes)
+def report_of(outcome: Outcome, series: str, old: str, new: str, names: Sequence[str]) -> PortReport:
+    """Return the report of a port; `names` are the files that the patches were written to, empty for none."""
+    ports = zip((item.port for item in outcome.committed), names, strict=True)
+    patches = (PatchReport(port.patch.name, port.state, name, port.verdicts, port.notes) for port, name in ports)
+    return PortReport(series, old, new, tuple(patches), edit=outcome.edit)
+
+
+def exported(outcome: Outcome, names: Sequence[str]) -> list[Exported]:
+    """Return the ported patches to be written; see `report_of`."""
+    pairs = zip(outcome.committed, names, strict=True)
+    return [Exported(name, render(outcome.git, item)) for item, name in pairs if name]
+
+
+def reports(report: PortReport) -> list[Exported]:
+    """Return the files of a report."""
+    return [Exported(MARKDOWN, to_markdown(report)), Exported(JSON, to_json(report))]
 
 
 def to_json(report: PortReport) -> bytes:

@@ -15,14 +15,14 @@ import msgspec
 
 from build.errors import UsageError
 from build.git import SUBMODULE, Git
-from build.paths import atomic_write
+from build.paths import atomic_write, clear
 from build.porting import Action
 from build.porting.engine import PatchPort, PatchState, port_series
 from build.porting.fileport import Files
 from build.porting.trees import FileState, Tree
 from build.seals import read_record, write_record
 from build.series.apply import changed_paths, key_of
-from build.series.checkout import new_repository, remove_folder, replacing
+from build.series.checkout import new_repository, replacing
 from build.series.commits import export_diff, export_stat
 from build.series.model import PatchFile
 
@@ -103,7 +103,7 @@ class Session:
         return self._go_on(self._started() if action is Action.START else self._resumed(drop=action is Action.DROP))
 
     def close(self) -> None:
-        remove_folder(self.folder)
+        _remove(self.folder)
 
     def _started(self) -> State:
         state = self._state()
@@ -114,7 +114,7 @@ class Session:
                     cause="patches or trees have changed since that port was started",
                     remedy="end it with --abort, or go back to its patches and trees and use --continue",
                 )
-            remove_folder(self.folder)
+            _remove(self.folder)
             state = None
         if state is None:
             state = State(self._key())
@@ -208,7 +208,13 @@ def discard(folder: Path) -> None:
     """
     if not os.path.lexists(folder / _STATE):
         raise UsageError(f"no port waits in {folder}")
-    remove_folder(folder)
+    _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a port's folder, its state first: what an interruption leaves is no port, and the next one replaces it."""
+    clear(folder / _STATE)
+    clear(folder)
 
 
 def _take_up(git: Git, edit: Sequence[str], left: str, *, drop: bool) -> str:

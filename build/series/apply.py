@@ -14,7 +14,7 @@ import msgspec
 
 from build.errors import PatchError, SourceError, UsageError
 from build.git import SYMLINK, Git
-from build.seals import signed, unsigned
+from build.seals import read_record, write_record
 from build.series.checkout import new_repository, replacing
 from build.series.commits import commit_patch
 from build.series.inspect import inspect, require_all_placed
@@ -69,12 +69,12 @@ class AppliedTree:
 
 
 class _Record(msgspec.Struct, frozen=True):
-    """The content of `_RECORD`, signed."""
+    """The content of `_RECORD`."""
 
     key: str
     head: str
     verdicts: tuple[HunkVerdict, ...]
-    changed: tuple[ChangedPath, ...] | None = None  # not in records of earlier versions
+    changed: tuple[ChangedPath, ...]
 
 
 def apply_series(repo: Path, base: str, patches: Sequence[PatchFile], target: Path) -> AppliedTree:
@@ -99,8 +99,11 @@ def apply_series(repo: Path, base: str, patches: Sequence[PatchFile], target: Pa
         git = new_repository(source, new)
         head, verdicts = commit_patches(git, base, patches)
         record = _Record(key, head, verdicts, changed_paths(git, base, head))
-        _check_out(git, base, record)
-    return _result(Git(target), base, record)
+        git.out("update-ref", "refs/heads/patched", head)
+        git.out("update-ref", "refs/tags/base", base)
+        git.out("read-tree", "--reset", "-u", head)
+        write_record(git.git_dir() / _RECORD, record)
+    return AppliedTree(target, base, head, record.changed, verdicts)
 
 
 def _kept(target: Path, base: str, key: str) -> AppliedTree | None:
@@ -110,11 +113,9 @@ def _kept(target: Path, base: str, key: str) -> AppliedTree | None:
         SourceError: it is damaged; it may have commits of a person, so it is not replaced.
         UsageError: it holds a person's changes or commits, or was not made here.
     """
-    record = _read_record(target)
+    record = read_record(target / ".git" / _RECORD, _Record)
     if record is None:
-        if target.is_dir() and not any(target.iterdir()):
-            return None
-        if os.path.lexists(target):
+        if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
             raise UsageError(
                 f"{target} exists and was not made by this command",
                 cause="something else is there, or its record is damaged",
@@ -122,24 +123,29 @@ def _kept(target: Path, base: str, key: str) -> AppliedTree | None:
             )
         return None
     try:
-        _refuse_dirty(target)
-        _refuse_commits(target, record)
-        if record.key != key or Git(target).line("rev-parse", "HEAD") != record.head:
-            return None
-        return _result(Git(target), base, record)
+        _refuse_edits(Git(target), record.head)
+        same = record.key == key and Git(target).line("rev-parse", "HEAD") == record.head
     except SourceError as error:
         raise SourceError(
             f"the checkout {target} cannot be read: {error.what}",
             cause=error.cause or "it is damaged",
             remedy="save your own commits in it, if any; then remove the folder and run again",
         ) from None
+    return AppliedTree(target, base, record.head, record.changed, record.verdicts) if same else None
 
 
-def _refuse_commits(target: Path, record: _Record) -> None:
-    count = Git(target).line("rev-list", "--count", "HEAD", f"^{record.head}")
+def _refuse_edits(git: Git, head: str) -> None:
+    """Raise UsageError for a checkout with changes, or with commits that are not below `head`."""
+    if changed := git.changed_files():
+        raise UsageError(
+            f"{git.folder} has changes that are not committed: {', '.join(changed[:5])}",
+            cause="files of the checkout were edited",
+            remedy="commit them elsewhere or remove the folder, then run again",
+        )
+    count = git.line("rev-list", "--count", "HEAD", f"^{head}")
     if count != "0":
         raise UsageError(
-            f"the checkout {target} has {count} commits that this command did not make",
+            f"the checkout {git.folder} has {count} commits that this command did not make",
             remedy="save them with `git format-patch`; then remove the folder, or give another one with --into",
         )
 
@@ -152,21 +158,18 @@ def check_files(applied: AppliedTree, names: Collection[str]) -> None:
     Raises:
         SourceError: a file is not the commit's.
     """
-    known = Git(applied.checkout).files(applied.head)
+    git = Git(applied.checkout)
+    known = git.files(applied.head)
     regular = [known[name] for name in names if name in known and known[name].mode != SYMLINK]
-    wrong = sorted(item.path for item in regular if _blob_id(applied.checkout / item.path, item.blob) != item.blob)
+    asked = "".join(f"{item.path}\n" for item in regular)
+    found = git.line("hash-object", "--no-filters", "--stdin-paths", stdin=os.fsencode(asked)).split()
+    wrong = sorted(item.path for item, blob in zip(regular, found, strict=True) if item.blob != blob)
     if wrong:
         raise SourceError(
             f"files of the checkout {applied.checkout} are not those of its commit: {', '.join(wrong[:5])}",
             cause="they were edited during the build, or the disk damaged them",
             remedy="remove the folder and run again; nothing was built from it",
         )
-
-
-def _blob_id(path: Path, like: str) -> str:
-    data = path.read_bytes()
-    digest = hashlib.sha1 if len(like) == 40 else hashlib.sha256
-    return digest(b"blob %d\0" % len(data) + data).hexdigest()
 
 
 def commit_patches(git: Git, base: str, patches: Sequence[PatchFile]) -> tuple[str, tuple[HunkVerdict, ...]]:
@@ -203,47 +206,12 @@ def _stage(staged: Git, patch: PatchFile) -> None:
         )
 
 
-def _check_out(git: Git, base: str, record: _Record) -> None:
-    git.out("update-ref", "refs/heads/patched", record.head)
-    git.out("update-ref", "refs/tags/base", base)
-    git.out("read-tree", "--reset", "-u", record.head)
-    (git.git_dir() / _RECORD).write_bytes(signed(msgspec.json.encode(record)))
-
-
-def _read_record(target: Path) -> _Record | None:
-    """Return the record of an earlier run in `target`; None if it is not such a checkout.
-
-    Earlier versions did not sign records. An unsigned one gets an empty key, so that the checkout is made again.
-    """
-    try:
-        data = (target / ".git" / _RECORD).read_bytes()
-        good = unsigned(data)
-        record = msgspec.json.decode(data if good is None else good, type=_Record)
-        return record if good is not None else msgspec.structs.replace(record, key="")
-    except (OSError, msgspec.DecodeError):
-        return None
-
-
-def _refuse_dirty(target: Path) -> None:
-    if changed := Git(target).changed_files():
-        raise UsageError(
-            f"{target} has changes that are not committed: {', '.join(changed[:5])}",
-            cause="files of the checkout were edited",
-            remedy="commit them elsewhere or remove the folder, then run again",
-        )
-
-
 def key_of(base: str, patches: Sequence[PatchFile]) -> str:
     """Return a digest of the trees, which `base` names, and of the patches."""
     digest = hashlib.sha256(base.encode())
     for patch in patches:
         digest.update(b"\0" + patch.name.encode() + b"\0" + hashlib.sha256(patch.data).digest())
     return digest.hexdigest()
-
-
-def _result(git: Git, base: str, record: _Record) -> AppliedTree:
-    changed = changed_paths(git, base, record.head) if record.changed is None else record.changed
-    return AppliedTree(git.folder, base, record.head, changed, record.verdicts)
 
 
 def changed_paths(git: Git, base: str, head: str) -> tuple[ChangedPath, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import glob
 import os
 import shutil
 import tempfile
@@ -13,8 +12,8 @@ from pathlib import Path
 
 from build.errors import SourceError
 from build.git import Git, init
-from build.paths import sweep
-from build.signals import deferred_signals, runs
+from build.paths import clear, sweep
+from build.signals import deferred_signals
 
 #: What a clone without all objects needs to fetch a missing one later.
 _PROMISOR = r"^(remote\.|extensions\.partialclone)"
@@ -99,52 +98,26 @@ def replacing(final: Path) -> Iterator[Path]:
 
 
 def replace_folder(new: Path, final: Path) -> None:
-    """Replace the folder `final` by the finished folder `new`.
+    """Replace the folder `final`, on which the lock is held, by the finished folder `new`.
 
-    After an interruption, `final` is the old folder or the new one. A killed run may leave the old one as
-    `.NAME.old-PID`, which the next call removes.
+    After an interruption, `final` is the old folder or the new one. A killed run may leave the old one as `.NAME.old`,
+    which the next call removes.
 
     Raises:
         SourceError: `final` exists and is not a folder.
     """
-    if not final.exists():
-        new.rename(final)
-        _sweep_old(final)
-        return
-    if final.is_symlink() or not final.is_dir():
+    if final.is_symlink() or (final.exists() and not final.is_dir()):
         raise SourceError(f"{final} is in the way: it is not a folder", remedy="give another folder")
-    _sweep_old(final)
-    old = _aside(final)
-    with deferred_signals():
-        final.rename(old)
-        try:
-            new.rename(final)
-        except BaseException:
-            old.rename(final)
-            raise
-    shutil.rmtree(old)
-
-
-def remove_folder(final: Path) -> None:
-    """Remove a folder in one step: after an interruption, no part of it has its name."""
-    _sweep_old(final)
+    old = final.with_name(f".{final.name}.old")
     if final.exists():
-        old = _aside(final)
-        final.rename(old)
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def _aside(final: Path) -> Path:
-    return final.with_name(f".{final.name}.old-{os.getpid()}")
-
-
-def _sweep_old(final: Path) -> None:
-    """Remove what ended runs renamed and did not remove; `final` must be in place or not wanted."""
-    for old in final.parent.glob(f".{glob.escape(final.name)}.old-*"):
-        if not _other_runs(old.name.rpartition("-")[2]):
-            shutil.rmtree(old, ignore_errors=True)
-
-
-def _other_runs(pid: str) -> bool:
-    """Return whether another process with this id runs; a name without such an id counts as one, so that it is kept."""
-    return pid != str(os.getpid()) and (not pid.isdecimal() or runs(int(pid)))
+        clear(old)
+        with deferred_signals():
+            final.rename(old)
+            try:
+                new.rename(final)
+            except BaseException:
+                old.rename(final)
+                raise
+    else:
+        new.rename(final)
+    clear(old)

@@ -14,8 +14,8 @@ from pathlib import Path
 from build.errors import PatchError
 from build.git import Author, Git
 from build.series.checkout import replacing
-from build.series.fields import is_mail
 from build.series.model import PatchFile
+from build.series.patchfile import is_mail
 
 #: Everything that decides what has changed; no configuration is read (see `build.git`).
 _COMPARED = ("--find-renames=50%", "--diff-algorithm=myers", "--no-ext-diff", "--no-textconv", "--no-color")

@@ -16,14 +16,11 @@ from build.series import manifest as manifests
 from build.series.apply import commit_patches
 from build.series.checkout import new_repository
 from build.series.commits import export_series
-from build.series.fields import REQUIRED, diffstat, is_mail
-from build.series.manifest import Manifest, PatchEntry
+from build.series.manifest import REPORTS, Manifest, PatchEntry
 from build.series.model import ChangeKind, PatchFile
-from build.series.patchfile import read
+from build.series.patchfile import REQUIRED, diffstat, is_mail, read
 from build.series.verdicts import Verdict
 
-#: The reports of a port, in the folder of a release's patches.
-REPORTS = ("PORT.md", "port.json")
 _HEADERS = (".h", ".hpp", ".hh", ".hxx", ".cuh", ".inc", ".inl")
 _ZERO = b"From " + b"0" * 40 + b" "
 

@@ -21,6 +21,8 @@ from build.series.parameters import Parameter
 from build.series.patchfile import read
 
 _Name: TypeAlias = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9-]*$")]
+#: The reports of a port, in the folder of a release's patches.
+MARKDOWN, JSON = REPORTS = ("PORT.md", "port.json")
 
 
 class Verified(Enum):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-import msgspec
 from packaging.version import Version
 
 from build.series import manifest as manifests
@@ -141,26 +141,11 @@ def _size(path: Path) -> tuple[int, int, int]:
     return len(hunks), sum(len(h.added) for h in hunks), sum(len(h.removed) for h in hunks)
 
 
-class _Verdict(msgspec.Struct):
-    verdict: str
-    method: str = ""
-
-
-class _Patch(msgspec.Struct):
-    verdicts: list[_Verdict]
-
-
-class _Port(msgspec.Struct):
-    """The part of `port.json` that is used here."""
-
-    patches: list[_Patch]
-
-
 def _port(folder: Path) -> tuple[tuple[str, int], ...]:
     """Return the counted verdicts of a release's port; empty if it was not ported."""
-    path = folder / "port.json"
+    path = folder / manifests.JSON
     if not path.is_file():
         return ()
-    verdicts = [v for patch in msgspec.json.decode(path.read_bytes(), type=_Port).patches for v in patch.verdicts]
+    verdicts = [item for patch in json.loads(path.read_bytes())["patches"] for item in patch["verdicts"]]
     by_hand = {("human", "drifted"): "by hand"}
-    return tuple(Counter(by_hand.get((v.method, v.verdict), v.verdict) for v in verdicts).items())
+    return tuple(Counter(by_hand.get((v.get("method"), v["verdict"]), v["verdict"]) for v in verdicts).items())

@@ -8,25 +8,16 @@ from dataclasses import replace
 
 from build.git import SUBMODULE
 from build.series.model import EMPTY_BLOB, MODES, ChangeKind, FileChange, Hunk
-from build.series.reader import Reader
-from build.series.safety import unquote
+from build.series.reader import Reader, unquote
 
 _EPOCH = re.compile(rb"\t(1970-01-01 00:00:00|1969-12-31 1[2-9]:00:00|Thu Jan +1 00:00:00 1970)")
 _DATED = re.compile(rb"[ \t]+\d{4}-\d\d-\d\d[ T]\d\d:\d\d.*$")
-_INDEX = re.compile(rb"index ([0-9a-f]{4,64})\.\.([0-9a-f]{4,64})(?: (\d{6}))?")
-_EXTENDED: dict[bytes, str] = {
-    b"old mode ": "old_mode",
-    b"new mode ": "new_mode",
-    b"new file mode ": "added",
-    b"deleted file mode ": "deleted",
-    b"rename from ": "rename_from",
-    b"rename to ": "rename_to",
-    b"copy from ": "copy_from",
-    b"copy to ": "copy_to",
-    b"similarity index ": "similarity",
-    b"dissimilarity index ": "similarity",
-    b"index ": "index",
-}
+_INDEX = re.compile(rb"([0-9a-f]{4,64})\.\.([0-9a-f]{4,64})(?: (\d{6}))?")
+_EXTENDED = re.compile(
+    rb"((?:old|new|new file|deleted file) mode|(?:rename|copy) (?:from|to)|(?:(?:dis)?similarity )?index) (.*)",
+    re.DOTALL,
+)
+_BASE85 = re.compile(rb"[A-Za-z][0-9A-Za-z!#$%&()*+;<=>?@^_`{|}~-]{5,65}")
 
 
 def take_change(reader: Reader) -> FileChange | None:
@@ -103,8 +94,7 @@ def _git(reader: Reader) -> FileChange:
             raise reader.truncated("before the first hunk of a file")
     elif reader.peek().startswith((b"GIT binary patch", b"Binary files ")):
         binary = _binary(reader)
-    change = _assemble(reader, line, pair, seen)
-    change = replace(change, hunks=hunks, binary=binary)
+    change = replace(_assemble(reader, line, pair, seen), hunks=hunks, binary=binary)
     _complete(reader, change, seen)
     return change
 
@@ -114,13 +104,13 @@ def _agree(
     line: int,
     pair: tuple[str, str] | None,
     names: tuple[str | None, str | None],
-    seen: dict[str, bytes],
+    seen: dict[bytes, bytes],
 ) -> None:
     """Refuse a section whose `diff --git` line and `---`/`+++` lines name different files.
 
     Of a changed file GNU patch takes the latter, and so does a reader that mends. Of a new one it takes the former.
     """
-    moved = "rename_from" in seen or "copy_from" in seen
+    moved = b"rename from" in seen or b"copy from" in seen
     differ = pair is not None and any(b is not None and a != b for a, b in zip(pair, names, strict=True))
     if not differ and (pair or moved):
         return
@@ -129,17 +119,14 @@ def _agree(
     reader.mended.append(f"line {line} names other files than the --- and +++ below it, which are taken")
 
 
-def _extended(reader: Reader) -> dict[str, bytes]:
-    seen: dict[str, bytes] = {}
-    while True:
-        text = reader.bare()
-        key = next((key for key in _EXTENDED if text.startswith(key)), None)
-        if key is None:
-            return seen
+def _extended(reader: Reader) -> dict[bytes, bytes]:
+    seen: dict[bytes, bytes] = {}
+    while match := _EXTENDED.fullmatch(reader.bare()):
         if not reader.peek().endswith(b"\n"):
             raise reader.truncated("in the middle of a line")
-        seen[_EXTENDED[key]] = text if key == b"index " else text[len(key) :]
+        seen[match[1]] = match[2]
         reader.take()
+    return seen
 
 
 def _pair(text: bytes) -> tuple[str, str] | None:
@@ -157,43 +144,36 @@ def _pair(text: bytes) -> tuple[str, str] | None:
     return None
 
 
-def _assemble(reader: Reader, line: int, pair: tuple[str, str] | None, seen: dict[str, bytes]) -> FileChange:
-    index = _INDEX.fullmatch(seen.get("index", b""))
-    if "index" in seen and index is None:
+def _assemble(reader: Reader, line: int, pair: tuple[str, str] | None, seen: dict[bytes, bytes]) -> FileChange:
+    index = _INDEX.fullmatch(seen.get(b"index", b""))
+    if b"index" in seen and index is None:
         raise reader.error("malformed index line", line=line)
-    pairs = (("old_mode", "deleted"), ("new_mode", "added"))
+    pairs = ((b"old mode", b"deleted file mode"), (b"new mode", b"new file mode"))
     modes = [(seen.get(a) or seen.get(b, b"")).decode("ascii", "replace") for a, b in pairs]
     if index and index[3] and not any(modes):
         modes = [index[3].decode()] * 2
     if unknown := [mode for mode in modes if mode and mode not in MODES]:
         raise reader.error(f"git does not keep the file mode {unknown[0]}", line=line)
-    kind, raw = _kind(seen, pair)
+    kind, raw = _kind(seen, *(pair or (None, None)))
     if raw == (None, None):
         raise reader.error("cannot tell which file this section is about", line=line)
-    return FileChange(
-        kind,
-        old_mode=modes[0] or None,
-        new_mode=modes[1] or None,
-        old_blob=index[1].decode() if index else None,
-        new_blob=index[2].decode() if index else None,
-        line=line,
-        raw=raw,
-    )
+    old_blob, new_blob = (index[1].decode(), index[2].decode()) if index else (None, None)
+    return FileChange(kind, None, None, modes[0] or None, modes[1] or None, old_blob, new_blob, line=line, raw=raw)
 
 
-def _kind(seen: dict[str, bytes], pair: tuple[str, str] | None) -> tuple[ChangeKind, tuple[str | None, str | None]]:
+def _kind(
+    seen: dict[bytes, bytes], old: str | None, new: str | None
+) -> tuple[ChangeKind, tuple[str | None, str | None]]:
     """Return the kind of a git section, and the two names as written."""
-    for verb, kind in (("rename", ChangeKind.RENAMED), ("copy", ChangeKind.COPIED)):
-        if f"{verb}_from" in seen and f"{verb}_to" in seen:
-            return kind, (unquote(seen[f"{verb}_from"]), unquote(seen[f"{verb}_to"]))
-    old, new = pair if pair else (None, None)
-    if "added" in seen:
+    for verb, kind in ((b"rename", ChangeKind.RENAMED), (b"copy", ChangeKind.COPIED)):
+        if (source := seen.get(verb + b" from")) is not None and (target := seen.get(verb + b" to")) is not None:
+            return kind, (unquote(source), unquote(target))
+    if b"new file mode" in seen:
         return ChangeKind.ADDED, (None, new)
-    if "deleted" in seen:
+    if b"deleted file mode" in seen:
         return ChangeKind.DELETED, (old, None)
-    if "index" not in seen and {"old_mode", "new_mode"} <= set(seen):
-        return ChangeKind.MODE, (old, new)
-    return ChangeKind.MODIFIED, (old, new)
+    only_mode = b"index" not in seen and {b"old mode", b"new mode"} <= seen.keys()
+    return ChangeKind.MODE if only_mode else ChangeKind.MODIFIED, (old, new)
 
 
 def _binary(reader: Reader) -> bytes:
@@ -207,17 +187,17 @@ def _binary(reader: Reader) -> bytes:
                 break
             raise (reader.truncated("inside a binary patch") if reader.done else reader.error("malformed binary patch"))
         reader.take()
-        while reader.bare():
-            if not re.fullmatch(rb"[A-Za-z][0-9A-Za-z!#$%&()*+;<=>?@^_`{|}~-]{5,65}", reader.bare()):
-                raise reader.error("malformed line in a binary patch")
+        while _BASE85.fullmatch(reader.bare()):
             reader.take()
         if reader.done:
             raise reader.truncated("inside a binary patch")
+        if reader.bare():
+            raise reader.error("malformed line in a binary patch")
         reader.take()
     return b"GIT binary patch\n" + b"".join(reader.lines[start : reader.at])
 
 
-def _complete(reader: Reader, change: FileChange, seen: dict[str, bytes]) -> None:
+def _complete(reader: Reader, change: FileChange, seen: dict[bytes, bytes]) -> None:
     """Refuse a git section whose header promises more than it has."""
     has_body = bool(change.hunks) or change.binary is not None
     if change.kind is ChangeKind.ADDED and any(hunk.old for hunk in change.hunks):

@@ -12,7 +12,7 @@ from build.releases import Release
 from build.seals import intact
 from build.sources import debian, upstream
 from build.sources.local import acquire_local
-from build.sources.tree import Proof, SkippedOrigin, SourceKind, SourceTree, TreePurpose
+from build.sources.tree import Proof, SourceKind, SourceTree, TreePurpose
 
 _Locate = Callable[[Release, TreePurpose], "Path | None"]
 _Fetch = Callable[[Release, TreePurpose], Path]
@@ -23,29 +23,29 @@ _ORIGINS: dict[SourceKind, tuple[_Locate, _Fetch]] = {
 }
 
 
-def _tree(release: Release, repo: Path, kind: SourceKind, passed_over: tuple[SkippedOrigin, ...]) -> SourceTree:
-    base = Git(repo).resolve("HEAD")
-    if kind is SourceKind.GIT or release.debian is None:
-        return SourceTree(release, repo, base, kind, f"commit {release.commit}", Proof.COMMIT, passed_over)
-    identity = f"{release.debian.package} {release.debian.version}, sha256 {release.debian.orig_sha256}"
-    return SourceTree(release, repo, base, kind, identity, Proof.DIGEST, passed_over)
+def _tree(release: Release, repo: Path, kind: SourceKind, *passed_over: str) -> SourceTree:
+    base, proof, identity = Git(repo).resolve("HEAD"), Proof.COMMIT, f"commit {release.commit}"
+    if kind is SourceKind.DEBIAN and release.debian:
+        identity = f"{release.debian.package} {release.debian.version}, sha256 {release.debian.orig_sha256}"
+        proof = Proof.DIGEST
+    return SourceTree(release, repo, base, kind, identity, proof, passed_over)
+
+
+def _cached(release: Release, need: TreePurpose, usable: Callable[[Path], bool]) -> tuple[SourceKind, Path] | None:
+    places = ((kind, path(release, need)) for kind, (path, _) in _ORIGINS.items())
+    return next(((kind, repo) for kind, repo in places if repo is not None and usable(repo)), None)
 
 
 def cached_folder(release: Release, need: TreePurpose) -> Path | None:
     """Return the tree of an earlier run, without checking it."""
-    paths = (path(release, need) for path, _ in _ORIGINS.values())
-    return next((repo for repo in paths if repo is not None and repo.is_dir()), None)
+    found = _cached(release, need, Path.is_dir)
+    return found[1] if found else None
 
 
 def cached_tree(release: Release, need: TreePurpose) -> SourceTree | None:
     """Return an intact tree of an earlier run, without using the network."""
-    passed_over: list[SkippedOrigin] = []
-    for kind, (path, _) in _ORIGINS.items():
-        repo = path(release, need)
-        if repo is not None and intact(repo):
-            return _tree(release, repo, kind, tuple(passed_over))
-        passed_over.append(SkippedOrigin(kind.value, "not tried: the cache has another origin's tree"))
-    return None
+    found = _cached(release, need, intact)
+    return _tree(release, found[1], found[0]) if found else None
 
 
 def _reason(error: SourceError | EnvironmentUnfitError) -> str:
@@ -73,21 +73,21 @@ def acquire(release: Release, source: Path | None = None, *, need: TreePurpose =
     if ready is not None:
         step(f"source: {ready.kind.value}, cached ({ready.identity}; {ready.proof.value})")
         return ready
-    passed_over: list[SkippedOrigin] = []
+    passed_over: list[str] = []
     for kind, (_, fetch) in _ORIGINS.items():
         try:
             repo = fetch(release, need)
         except DigestMismatchError:
             raise
         except (SourceError, EnvironmentUnfitError) as error:
-            passed_over.append(SkippedOrigin(kind.value, _reason(error)))
-            note(f"{kind.value} skipped: {passed_over[-1].reason}")
+            passed_over.append(f"{kind.value}: {_reason(error)}")
+            note(f"skipped {passed_over[-1]}")
             continue
-        tree = _tree(release, repo, kind, tuple(passed_over))
+        tree = _tree(release, repo, kind, *passed_over)
         step(f"source: {kind.value} ({tree.identity}; {tree.proof.value})")
         return tree
     raise SourceError(
         f"the source of PyTorch {release.version} is not available from any origin",
-        cause="\n".join(f"{item.origin}: {item.reason}" for item in passed_over),
+        cause="\n".join(passed_over),
         remedy=f"name one: --source PATH (a checkout at {release.tag}, a tarball, a folder), or connect to a network",
     )

@@ -36,14 +36,6 @@ class Proof(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class SkippedOrigin:
-    """An origin that failed or was not tried, and why."""
-
-    origin: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class SourceTree:
     """A release's source as a git repository with a work tree, shared by all runs: clone it, never change it.
 
@@ -56,7 +48,7 @@ class SourceTree:
         kind: where it came from.
         identity: what was compared, for messages and for `build.json`.
         proof: how it is known to be the release's.
-        passed_over: the origins tried before.
+        passed_over: the origins tried before, each with the reason why it was not used.
     """
 
     release: Release
@@ -65,4 +57,4 @@ class SourceTree:
     kind: SourceKind
     identity: str
     proof: Proof
-    passed_over: tuple[SkippedOrigin, ...] = ()
+    passed_over: tuple[str, ...] = ()

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from build import seals
-from build.errors import SourceError, ToolError, UsageError
+from build.errors import SourceError, ToolError
 from build.git import Git
 from build.series.apply import AppliedTree, apply_series, check_files
 from build.series.model import PatchFile
@@ -141,19 +140,6 @@ def test_checkout(harm: Damage, name: str, repo: Git, patches: list[PatchFile], 
     assert _content(again) == _content(first)
     assert (target / "a.c").read_bytes() == numbered(60, l5="five\n")
     assert (target / "b.c").read_bytes() == numbered(30)
-
-
-def test_a_checkout_of_before_records_were_signed(repo: Git, patches: list[PatchFile], tmp_path: Path) -> None:
-    """It is replaced, but not with someone's edits in it."""
-    first = apply_series(repo.folder, "base", patches, tmp_path / "out")
-    record = victim(first.checkout, RECORD)
-    record.write_bytes(seals.unsigned(record.read_bytes()) or b"")
-    damage.flip(first.checkout / "b.c")
-    with pytest.raises(UsageError, match="not committed"):
-        apply_series(repo.folder, "base", patches, tmp_path / "out")
-    git(first.checkout, "checkout", "b.c")
-    assert apply_series(repo.folder, "base", patches, tmp_path / "out") == first
-    assert seals.unsigned(victim(first.checkout, RECORD).read_bytes())
 
 
 def _again(repo: Git, patches: list[PatchFile], target: Path) -> AppliedTree | None:

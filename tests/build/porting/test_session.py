@@ -198,7 +198,7 @@ def test_an_interrupted_removal_of_the_state_is_one(
         patch.setattr(shutil, "rmtree", half_removed)
         with pytest.raises(KeyboardInterrupt):
             removing(repo)
-    assert not (repo.folder.parent / "out.port").exists()
+    assert not (repo.folder.parent / "out.port" / "state.json").exists()
     assert run(repo).edit == ("src/a.c",)
     assert list(repo.folder.parent.glob(".*")) == []
 
@@ -261,7 +261,7 @@ def test_nothing_decided_is_not_going_on(repo: Git) -> None:
     assert run(repo, Action.DROP).complete
 
 
-@pytest.mark.parametrize("where", ["build.porting.session.commit_ports", "build.porting.between_trees.to_json"])
+@pytest.mark.parametrize("where", ["build.porting.session.commit_ports", "build.porting.report.to_json"])
 def test_an_interrupted_run_leaves_everything_as_it_was(repo: Git, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     run(repo)
     solve(checkout(repo) / "src" / "a.c")

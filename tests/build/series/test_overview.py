@@ -8,9 +8,9 @@ from pathlib import Path
 from rich.console import Console
 
 from build.commands import patches
+from build.commands.patches import _CLASSES, page
 from build.paths import REPO
 from build.series.overview import PatchStatus, overview
-from build.series.page import _CLASSES, page
 
 MANIFEST = """
 [series]
