@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from multiworld.errors import MultiWorldError
 from multiworld.operations.call import SyncCall
 from multiworld.process.threads import blocking, wait_here
 
@@ -24,6 +25,8 @@ def twin(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Calla
             method(self, *args, **kwargs).send(None)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
+        except MultiWorldError as error:
+            raise error.without_frames() from error.__cause__  # the caller's line says where
         raise AssertionError(f"the synchronous twin of {method.__qualname__} awaited something")
 
     return call

@@ -18,7 +18,7 @@ from multiworld.lab.context import Context
 from multiworld.process.join_threads import MOST_THREADS, JoinJob, JoinThreads, Pause, Steps
 from multiworld.store.client import Deadline, GreetingMode
 from multiworld.store.sources import MAX_IDLE, ClientPool
-from multiworld.worlds import multi_world as multi_module
+from multiworld.worlds import twins
 
 SECONDS = 60.0
 WORLDS = 300
@@ -127,7 +127,7 @@ def test_a_join_that_a_signal_handler_ends_is_given_up(monkeypatch: pytest.Monke
     with MultiWorld() as mw:
         store = mw.serve_store()
         with monkeypatch.context() as patched:
-            patched.setattr(multi_module, "wait_here", interrupted)
+            patched.setattr(twins, "wait_here", interrupted)
             with pytest.raises(ArithmeticError):
                 mw.sync.join("w", 0, 2, store=store, join_timeout=3 * SECONDS)
         wait_until(
