@@ -34,7 +34,13 @@ PyObject* type_of(PyObject* object) {
   return reinterpret_cast<PyObject*>(reinterpret_cast<ObjectHead*>(object)->type);
 }
 
-Engine& engine_of(PyObject* self) { return *reinterpret_cast<EngineObject*>(self)->engine; }
+// The engine; null with an error set in a forked child.
+Engine* engine_of(PyObject* self) {
+  Engine* engine = reinterpret_cast<EngineObject*>(self)->engine;
+  if (!engine->forked()) return engine;
+  PyErr_Format(PyExc_RuntimeError, "used in a forked child of the process that joined");
+  return nullptr;
+}
 
 // Without the interpreter's lock.
 template <class F>
@@ -154,8 +160,8 @@ PyObject* setup(PyObject*, PyObject* const* args, Py_ssize_t count) {
 // send(peer, key, tensor, seconds), recv(...): None if the tensor is not plain, else the outcome.
 template <bool receives>
 PyObject* whole(PyObject* self, PyObject* const* args, Py_ssize_t count) {
-  if (!count_is(count, 4)) return nullptr;
-  Engine& engine = engine_of(self);
+  Engine* engine = engine_of(self);
+  if (!engine || !count_is(count, 4)) return nullptr;
   int peer = int(PyLong_AsLong(args[0]));
   uint64_t key = number(args[1]);
   int64_t until = deadline(args[3]);
@@ -166,21 +172,21 @@ PyObject* whole(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   Signature signature{mode_fixed, tensor.code, tensor.nbytes};
   uint64_t id = 0;
   bool done = unlocked([&] {
-    id = receives ? engine.receive(peer, key, signature, tensor.data, true)
-                  : engine.send(peer, key, signature, {tensor.data, tensor.nbytes}, {}, true);
+    id = receives ? engine->receive(peer, key, signature, tensor.data, true)
+                  : engine->send(peer, key, signature, {tensor.data, tensor.nbytes}, {}, true);
     bool interrupted = false;
-    return engine.wait(id, until, &interrupted) || !interrupted;
+    return engine->wait(id, until, &interrupted) || !interrupted;
   });
-  if (!done && !heeded(engine, id)) return nullptr;
-  if (!done && !waited(engine, id, until)) return nullptr;
-  return outcome_of(engine, id);
+  if (!done && !heeded(*engine, id)) return nullptr;
+  if (!done && !waited(*engine, id, until)) return nullptr;
+  return outcome_of(*engine, id);
 }
 
 // start_send(peer, key, tensor), start_recv(...): None if the tensor is not plain, else the number of the operation.
 template <bool receives>
 PyObject* start(PyObject* self, PyObject* const* args, Py_ssize_t count) {
-  if (!count_is(count, 3)) return nullptr;
-  Engine& engine = engine_of(self);
+  Engine* engine = engine_of(self);
+  if (!engine || !count_is(count, 3)) return nullptr;
   int peer = int(PyLong_AsLong(args[0]));
   uint64_t key = number(args[1]);
   Plain tensor;
@@ -189,40 +195,49 @@ PyObject* start(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   if (!is) return none();
   Signature signature{mode_fixed, tensor.code, tensor.nbytes};
   uint64_t id = unlocked([&] {
-    return receives ? engine.receive(peer, key, signature, tensor.data, true)
-                    : engine.send(peer, key, signature, {tensor.data, tensor.nbytes}, {}, true);
+    return receives ? engine->receive(peer, key, signature, tensor.data, true)
+                    : engine->send(peer, key, signature, {tensor.data, tensor.nbytes}, {}, true);
   });
   return PyLong_FromUnsignedLongLong(id);
 }
 
 PyObject* wait_for(PyObject* self, PyObject* const* args, Py_ssize_t count) {
-  if (!count_is(count, 2)) return nullptr;
+  Engine* engine = engine_of(self);
+  if (!engine || !count_is(count, 2)) return nullptr;
   uint64_t id = number(args[0]);
   int64_t until = deadline(args[1]);
-  if (PyErr_Occurred() || !waited(engine_of(self), id, until)) return nullptr;
-  return outcome_of(engine_of(self), id);
+  if (PyErr_Occurred() || !waited(*engine, id, until)) return nullptr;
+  return outcome_of(*engine, id);
 }
 
 PyObject* outcome(PyObject* self, PyObject* id) {
+  Engine* engine = engine_of(self);
+  if (!engine) return nullptr;
   uint64_t wanted = number(id);
-  return PyErr_Occurred() ? nullptr : outcome_of(engine_of(self), wanted);
+  return PyErr_Occurred() ? nullptr : outcome_of(*engine, wanted);
 }
 
 PyObject* withdraw(PyObject* self, PyObject* id) {
+  Engine* engine = engine_of(self);
+  if (!engine) return nullptr;
   uint64_t wanted = number(id);
   if (PyErr_Occurred()) return nullptr;
-  unlocked([&] { return engine_of(self).withdraw(wanted), 0; });
+  unlocked([&] { return engine->withdraw(wanted), 0; });
   return none();
 }
 
 PyObject* notify(PyObject* self, PyObject* id) {
+  Engine* engine = engine_of(self);
+  if (!engine) return nullptr;
   uint64_t wanted = number(id);
   if (PyErr_Occurred()) return nullptr;
-  return PyBool_FromLong(unlocked([&] { return engine_of(self).notify(wanted); }));
+  return PyBool_FromLong(unlocked([&] { return engine->notify(wanted); }));
 }
 
 PyObject* progress(PyObject* self, PyObject*) {
-  std::vector<uint64_t> done = unlocked([&] { return engine_of(self).progress(); });
+  Engine* engine = engine_of(self);
+  if (!engine) return nullptr;
+  std::vector<uint64_t> done = unlocked([&] { return engine->progress(); });
   PyObject* list = PyList_New(Py_ssize_t(done.size()));
   for (size_t i = 0; list && i < done.size(); i++) {
     PyList_SetItem(list, Py_ssize_t(i), PyLong_FromUnsignedLongLong(done[i]));
@@ -231,7 +246,9 @@ PyObject* progress(PyObject* self, PyObject*) {
 }
 
 PyObject* events(PyObject* self, PyObject*) {
-  std::vector<Event> found = engine_of(self).events();
+  Engine* engine = engine_of(self);
+  if (!engine) return nullptr;
+  std::vector<Event> found = engine->events();
   PyObject* list = PyList_New(Py_ssize_t(found.size()));
   for (size_t i = 0; list && i < found.size(); i++) {
     Event& event = found[i];
@@ -245,19 +262,24 @@ PyObject* events(PyObject* self, PyObject*) {
 }
 
 PyObject* flush(PyObject* self, PyObject*) {
-  return PyBool_FromLong(unlocked([&] { return engine_of(self).flush(); }));
+  Engine* engine = engine_of(self);
+  if (!engine) return nullptr;
+  return PyBool_FromLong(unlocked([&] { return engine->flush(); }));
 }
 
 PyObject* end(PyObject* self, PyObject* orderly) {
+  Engine* engine = engine_of(self);
+  if (!engine) return nullptr;
   int is = PyObject_IsTrue(orderly);
   if (is < 0) return nullptr;
-  unlocked([&] { return engine_of(self).end(is), 0; });
+  unlocked([&] { return engine->end(is), 0; });
   return none();
 }
 
 template <int (Engine::*descriptor)() const>
 PyObject* fileno(PyObject* self, PyObject*) {
-  return PyLong_FromLong((engine_of(self).*descriptor)());
+  Engine* engine = engine_of(self);
+  return engine ? PyLong_FromLong((engine->*descriptor)()) : nullptr;
 }
 
 // Engine(rank, {peer: descriptor}, max_message_bytes)

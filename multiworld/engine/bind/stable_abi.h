@@ -62,7 +62,7 @@ constexpr int Py_tp_alloc = 47, Py_tp_dealloc = 52, Py_tp_methods = 64, Py_tp_ne
 constexpr int abi_version = 3;
 
 extern PyObject _Py_NoneStruct, _Py_TrueStruct;
-extern PyObject *PyExc_TypeError, *PyExc_OSError;
+extern PyObject *PyExc_TypeError, *PyExc_OSError, *PyExc_RuntimeError;
 extern PyTypeObject PyDict_Type;
 
 void Py_IncRef(PyObject*);

@@ -27,7 +27,12 @@ Lane::Lane(int fd, int peer, Core& core, std::function<void(Lane&, int)> on_end)
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
 }
 
-Lane::~Lane() { close(fd); }
+Lane::~Lane() { abandon(); }
+
+void Lane::abandon() {
+  if (fd >= 0) close(fd);
+  fd = -1;
+}
 
 void Lane::put(const Header& header, Span first, Span second, SendOperation* send) {
   if (ended_) return;

@@ -35,12 +35,15 @@ class Lane {
   // End it on our side: nothing is read or written any more.
   void cut();
 
+  // Close our descriptor, in a forked child; nothing else is touched.
+  void abandon();
+
   bool backlog() const { return !backlog_.empty(); }
   bool ended() const { return ended_; }
   uint64_t sent() const { return sent_; }
   uint64_t received() const { return received_; }
 
-  const int fd;
+  int fd;  // -1 once it is abandoned
   const int peer;
   bool watched_for_writing = false;  // the mover's
 

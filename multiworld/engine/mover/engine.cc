@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <linux/futex.h>
+#include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -12,6 +13,7 @@
 #include <algorithm>
 #include <climits>
 #include <cstring>
+#include <set>
 #include <system_error>
 
 namespace multiworld {
@@ -47,6 +49,10 @@ void quiet(int eventfd) {
   uint64_t count;
   [[maybe_unused]] ssize_t got = read(eventfd, &count, sizeof count);
 }
+
+// The engines of this process. A fork waits until none is being made or freed.
+std::mutex all_mutex;
+std::set<Engine*> all;
 
 }  // namespace
 
@@ -89,14 +95,37 @@ Engine::Engine(int rank, const std::map<int, int>& lanes, uint64_t max_message_b
     event.data.ptr = &lane;
     epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event);
   }
+  std::lock_guard guard(all_mutex);
+  [[maybe_unused]] static int hooked = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+  all.insert(this);
 }
 
-Engine::~Engine() { close_all(); }
+Engine::~Engine() {
+  std::lock_guard guard(all_mutex);
+  all.erase(this);
+  close_all();
+}
 
 void Engine::close_all() {
-  for (int fd : {epoll_, kick_, loop_, host_}) {
-    if (fd >= 0) close(fd);
+  for (int* fd : {&epoll_, &kick_, &loop_, &host_}) {
+    if (*fd >= 0) close(*fd);
+    *fd = -1;
   }
+}
+
+void Engine::before_fork() { all_mutex.lock(); }
+
+void Engine::after_fork_in_parent() { all_mutex.unlock(); }
+
+// Its thread is the only one here. What it finds may be half done: only descriptors are touched. The parent's epoll forgets
+// nothing, as it has its own reference to each socket.
+void Engine::after_fork_in_child() {
+  for (Engine* engine : all) {
+    engine->forked_ = true;
+    engine->close_all();
+    for (auto& [peer, lane] : engine->lanes_) lane.abandon();
+  }
+  all_mutex.unlock();
 }
 
 // ---- starts
@@ -324,7 +353,8 @@ bool Engine::flush() {
 
 void Engine::end(bool orderly) {
   Locked lock(*this);
-  if (ended_.exchange(true)) return;
+  if (ended_) return;
+  ended_ = true;
   // First: from here on nothing is written to a caller's memory.
   for (auto& [peer, lane] : lanes_) {
     if (orderly) {

@@ -74,7 +74,9 @@ class Engine final : private Wire, private Host {
   // Break the world: nothing is read or written any more, all operations end. Orderly: what was sent still goes out.
   void end(bool orderly);
   bool depart(int peer, bool gives_up);
-  bool ended() const { return ended_; }
+  // In a forked child nothing else may be called: another thread may have been at work. The descriptors are closed there, so
+  // that peers learn of the parent's end by the end of its connections.
+  bool forked() const { return forked_; }
 
  private:
   struct Slot {
@@ -94,6 +96,9 @@ class Engine final : private Wire, private Host {
   void serve(const ::epoll_event* events, int count);
   void watch(Lane& lane);
   void close_all();
+  static void before_fork();
+  static void after_fork_in_parent();
+  static void after_fork_in_child();
   void tell(Event event);
   void lane_ended(Lane& lane, int error);
 
@@ -124,7 +129,8 @@ class Engine final : private Wire, private Host {
   int loop_ = -1;  // wakes the event loop
   int host_ = -1;  // wakes the owner
   bool in_progress_ = false, kicked_ = false, rung_ = false;
-  std::atomic<bool> ended_{false};
+  bool ended_ = false;
+  std::atomic<bool> forked_{false};
 };
 
 }  // namespace multiworld
