@@ -1,9 +1,10 @@
-"""The content of a hosted store: values, and the waits for a key. Bounded, and without any I/O."""
+"""The content of a hosted store: values, queues, and the waits for a key. Bounded, and without any I/O."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, MutableSet
 from dataclasses import dataclass
 
 from multiworld.store.wire import NUMBER
@@ -24,7 +25,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The capacity of a store. ``total_bytes`` includes the keys and a constant for each."""
+    """The capacity of a store. ``keys`` includes queued values, ``total_bytes`` the keys and a constant for each."""
 
     key_bytes: int = 4096
     value_bytes: int = 1 << 20
@@ -40,9 +41,11 @@ class StoreData:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._values: dict[bytes, bytes] = {}
+        self._queues: dict[bytes, deque[bytes]] = {}
+        self._queued = 0
         self._bytes = 0
         self._waiters: dict[bytes, dict[Callable[[], None], None]] = {}
-        self._awaited: dict[Callable[[], None], set[bytes]] = {}
+        self._awaited: dict[Callable[[], None], MutableSet[bytes]] = {}
 
     def __len__(self) -> int:
         return len(self._values)
@@ -95,18 +98,57 @@ class StoreData:
         return True
 
     def has(self, keys: Iterable[bytes]) -> bool:
-        """Return whether each key has a value."""
-        return all(key in self._values for key in keys)
+        """Return whether each key has a value, or something in its queue."""
+        return all(key in self._values or key in self._queues for key in keys)
+
+    def push(self, key: bytes, value: bytes) -> None:
+        """Put a value at the end of a queue; the first waiter goes on."""
+        self._charge(self._cost(key, value), 1)
+        self._queued += 1
+        self._queues.setdefault(key, deque()).append(value)
+        for waiter in tuple(self._waiters.get(key, ()))[:1]:
+            self._arrived(key, waiter)
+
+    def pop(self, key: bytes) -> tuple[int, bytes]:
+        """Take the first value of a queue; how many there were (0: nothing was taken), and the value."""
+        queue = self._queues.get(key)
+        if not queue:
+            return 0, b""
+        length, value = len(queue), queue.popleft()
+        if not queue:
+            del self._queues[key]
+        self._queued -= 1
+        self._bytes -= self._cost(key, value)
+        return length, value
+
+    def queued(self, key: bytes) -> int:
+        return len(self._queues.get(key, ()))
 
     def wait(self, keys: Iterable[bytes], waiter: Callable[[], None]) -> bool:
         """Return whether all keys are there; if not, call ``waiter`` once they are. A waiter has one wait at a time."""
-        missing = {key for key in keys if key not in self._values}
+        missing = {key for key in keys if not self.has((key,))}
         if missing:
-            self.forget(waiter)
-            self._awaited[waiter] = missing
-        for key in missing:
-            self._waiters.setdefault(key, {})[waiter] = None
+            self._await(missing, waiter)
         return not missing
+
+    def barrier(self, key: bytes, size: int, waiter: Callable[[], None]) -> bool:
+        """Count up ``key``; whether ``size`` have come. If not, ``waiter`` is called when the last one has."""
+        try:
+            count = int(self.get(key) or b"0") + 1
+        except ValueError as error:
+            raise Refused("not a number") from error
+        self._put(key, b"%d" % count)
+        if count >= size:
+            self._wake(key)
+            return True
+        self._await({key}, waiter)
+        return False
+
+    def _await(self, keys: MutableSet[bytes], waiter: Callable[[], None]) -> None:
+        self.forget(waiter)
+        self._awaited[waiter] = keys
+        for key in keys:
+            self._waiters.setdefault(key, {})[waiter] = None
 
     def forget(self, waiter: Callable[[], None]) -> None:
         for key in self._awaited.pop(waiter, ()):
@@ -119,7 +161,7 @@ class StoreData:
         self._values[key] = value
 
     def _charge(self, size: int, keys: int) -> None:
-        if len(self._values) + keys > self._limits.keys:
+        if len(self._values) + self._queued + keys > self._limits.keys:
             raise Refused("the store has too many keys")
         if size > 0 and self._bytes + size > self._limits.total_bytes:
             raise Refused("the store is full")

@@ -172,7 +172,11 @@ class ServerProtocol:
             Request.MULTI_SET: ("p", self._multi_set),
             Request.CANCEL_WAIT: ("", self._cancel_wait),
             Request.PING: ("b", lambda nonce: nonce),
+            Request.QUEUE_PUSH: ("kv", data.push),
+            Request.QUEUE_POP: ("k", self._pop),
+            Request.QUEUE_LEN: ("k", lambda key: NUMBER.pack(data.queued(key))),
             Request.LIST_KEYS: ("", lambda: NUMBER.pack(len(data)) + self._listed(list(data.keys()))),
+            Request.BARRIER: ("kn", lambda key, size: STOP_WAITING if data.barrier(key, size, released) else None),
         }
 
     def _listed(self, values: list[bytes]) -> bytes:
@@ -187,6 +191,10 @@ class ServerProtocol:
     def _cancel_wait(self) -> bytes:
         self._data.forget(self._released)
         return WAIT_CANCELED
+
+    def _pop(self, key: bytes) -> bytes:
+        length, value = self._data.pop(key)
+        return NUMBER.pack(length) + (sized(value) if length else b"")
 
     def _released(self) -> None:
         self.out += STOP_WAITING

@@ -21,7 +21,7 @@ NUMBER: Final = struct.Struct("<q")
 COUNT: Final = struct.Struct("<Q")
 NONCE: Final = struct.Struct("<I")
 
-#: answers to WAIT and CANCEL_WAIT, and to CHECK
+#: answers to WAIT, BARRIER and CANCEL_WAIT, and to CHECK
 STOP_WAITING: Final = b"\x00"
 WAIT_CANCELED: Final = b"\x01"
 READY: Final = b"\x00"
@@ -29,7 +29,7 @@ NOT_READY: Final = b"\x01"
 
 
 class Request(enum.IntEnum):
-    """The first byte of a request; torch's 14 to 16 and 18, queues and a barrier, are not served."""
+    """The first byte of a request."""
 
     VALIDATE = 0
     SET = 1
@@ -45,7 +45,11 @@ class Request(enum.IntEnum):
     MULTI_SET = 11
     CANCEL_WAIT = 12
     PING = 13
+    QUEUE_PUSH = 14
+    QUEUE_POP = 15
+    QUEUE_LEN = 16
     LIST_KEYS = 17
+    BARRIER = 18
 
 
 def sized(data: bytes) -> bytes:

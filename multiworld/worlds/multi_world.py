@@ -230,7 +230,6 @@ class MultiWorld:
         """Host a store for any number of worlds, bound to ``host`` only.
 
         torch's own clients (``dist.TCPStore(host, port, is_master=False)``) can use it too, unless there is a secret.
-        It has no queues and no ``barrier``, which newer releases of torch know.
 
         Args:
             host: local address or name; IPv6 too. ``"0.0.0.0"`` and ``"::"`` listen on all interfaces, and the address

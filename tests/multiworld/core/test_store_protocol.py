@@ -99,7 +99,14 @@ def converse(context: Context, host: str, port: int) -> list[Any]:
         ("get", "log"),
         ("multi_set", ["m1", "m2"], ["1", "x" * 100_000]),
         ("multi_get", ["m1", "m2"]),
+        ("queue_push", "q", "first"),
+        ("queue_push", "q", "second"),
+        ("queue_len", "q"),
+        ("queue_pop", "q"),
+        ("queue_pop", "q"),
+        ("queue_len", "q"),
         ("num_keys",),
+        ("barrier", "b", 1),
     ):
         if hasattr(store, method):
             said.append((method, getattr(store, method)(*arguments)))
@@ -170,7 +177,7 @@ REQUESTS = st.lists(
             st.sampled_from([Request.CHECK, Request.WAIT, Request.MULTI_GET]),
             st.lists(KEYS, max_size=5),
         ),
-        st.builds(lambda kind, k: bytes([kind]) + sized(k), st.sampled_from([3, 8]), KEYS),
+        st.builds(lambda kind, k: bytes([kind]) + sized(k), st.sampled_from([3, 8, 15, 16]), KEYS),
         st.sampled_from([request(Request.GETNUMKEYS), request(Request.CANCEL_WAIT), request(Request.LIST_KEYS)]),
         st.builds(lambda kind, size: bytes([kind]) + COUNT.pack(size), st.integers(0, 20), COUNTS),
     ),
