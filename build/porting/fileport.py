@@ -222,11 +222,7 @@ def _renamed_upstream(ctx: Context, change: FileChange, target: str, old: dict[s
     done = whole(ctx, change, Verdict.UPSTREAM, f"the new tree has it as {target} already")
     if not change.hunks or base is None:
         return ChangePort(done, old)
-    kept = dict(ctx.old.changed)
-    ctx.old.put(target, base)
-    inner = port_modified(ctx, change, target)
-    ctx.old.changed.clear()
-    ctx.old.changed.update(kept)
+    inner = port_modified(replace(ctx, old=ctx.old.with_({target: base})), change, target)
     return ChangePort((*done, *inner.verdicts), old, inner.new, inner.marked)
 
 
