@@ -53,9 +53,7 @@ def _finder(given: list[str]) -> FindSource:
         named[release] = path
 
     def find(release: str) -> Source | None:
-        if (
-            release not in releases.load()
-        ):  # not built here: only what the user names
+        if release not in releases.load():  # not built here: only what the user names
             path, revision = split_revision(named.get(release, ""))
             return Source(path, revision or f"v{release}") if release in named else None
         entry = releases.get(release)
