@@ -165,21 +165,17 @@ def load() -> dict[str, Release]:
     return parse(RELEASES_TOML.read_bytes(), RELEASES_TOML.name)
 
 
-def _distance(known: Version, wanted: Version) -> tuple[int, int, int]:
-    """Return the distance: major first, then minor, then micro; in another major, the distance to the boundary."""
-    if known.major != wanted.major:
-        side = 1 if known.major > wanted.major else -1
-        return abs(known.major - wanted.major), side * known.minor, side * known.micro
-    return 0, abs(known.minor - wanted.minor), abs(known.micro - wanted.micro)
-
-
 def nearest(version: str, known: list[str]) -> list[str]:
     """Return `known` ordered by distance to `version`; unordered if `version` is not a version."""
+
+    def number(text: str) -> int:
+        release = Version(text)
+        return (100 * release.major + release.minor) * 100 + release.micro
+
     try:
-        wanted = Version(version)
+        return sorted(known, key=lambda item: abs(number(item) - number(version)))
     except InvalidVersion:
         return known
-    return sorted(known, key=lambda item: _distance(Version(item), wanted))
 
 
 def get(version: str) -> Release:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -14,11 +14,9 @@ from build.console import console, step
 from build.errors import PatchError, UsageError
 from build.git import split_revision
 from build.series import manifest as manifests
+from build.series.lint import Finding, FindSource, LintReport, Source, lint_series
 from build.sources.acquire import cached_folder
 from build.sources.tree import TreePurpose
-
-if TYPE_CHECKING:  # unidiff is for this command alone
-    from build.series.lint import Finding, FindSource, LintReport, Source
 
 
 def lint_patches(
@@ -28,8 +26,6 @@ def lint_patches(
     ] = None,
 ) -> None:
     """Check manifests, coverage and patch files; with sources at hand, apply and export each series again."""
-    from build.series.lint import lint_series
-
     folders = manifests.folders()
     for name in series or []:
         manifests.folder(name)
@@ -56,11 +52,10 @@ def _finder(given: list[str]) -> FindSource:
             raise UsageError(f"--source {item!r} is not RELEASE=PATH")
         named[release] = path
 
-    from build.series.lint import Source
-
     def find(release: str) -> Source | None:
-        if release not in releases.load():  # nothing is known of its wheel: there is only what the user names
-            return _named(release, named[release]) if release in named else None
+        if release not in releases.load():  # not built here: only what the user names
+            path, revision = split_revision(named.get(release, ""))
+            return Source(path, revision or f"v{release}") if release in named else None
         entry = releases.get(release)
         if release in named:
             tree = sources.acquire(entry, Path(named[release]))
@@ -69,14 +64,6 @@ def _finder(given: list[str]) -> FindSource:
         return Source(cached, "HEAD") if cached else None
 
     return find
-
-
-def _named(release: str, place: str) -> Source:
-    """Return the source of a release that this project does not build: a git repository, at its tag by default."""
-    from build.series.lint import Source
-
-    path, revision = split_revision(place)
-    return Source(path, revision or f"v{release}")
 
 
 def _show(name: str, report: LintReport) -> None:

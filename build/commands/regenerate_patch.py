@@ -16,7 +16,7 @@ from build.porting import Action
 if TYPE_CHECKING:
     from build.porting.between_releases import Request
     from build.porting.report import PortReport
-    from build.series.show import Row
+    from build.series.verdicts import HunkVerdict
 
 
 def regenerate_patch(
@@ -95,9 +95,10 @@ def _show(report: PortReport, out: Path, state: Path, again: str) -> None:
     console.print(to_terminal(report))
     step(f"report: {out / MARKDOWN} and {JSON}")
     if not report.complete:
+        stuck = [item for item in report.verdicts if item.verdict.needs_human]
         raise NeedsHumanError(
             f"hunks of {report.series} need a human: {', '.join(report.edit)}",
-            cause="\n".join(map(_line, rows([item for item in report.verdicts if item.verdict.needs_human]))),
+            cause="\n".join(_line(*row) for row in rows(stuck)),
             remedy=f"edit {', '.join(report.edit)} in {state / 'checkout'} (conflicts are marked as diff3 does),\n"
             f"then {again} --continue; --continue --drop leaves the hunks out, --abort gives up",
         )
@@ -114,9 +115,8 @@ def _show(report: PortReport, out: Path, state: Path, again: str) -> None:
         )
 
 
-def _line(row: Row) -> str:
-    item = row.verdict
-    where = f"hunks {row.hunks}" if "-" in row.hunks[1:] else f"hunk {row.hunks}"
+def _line(item: HunkVerdict, hunks: str) -> str:
+    where = f"hunks {hunks}" if "-" in hunks[1:] else f"hunk {hunks}"
     return f"{item.patch}: {item.path}{f' {where}' if item.hunk else ''}: {item.evidence}"
 
 

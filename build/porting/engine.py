@@ -70,15 +70,14 @@ def port_series(
     for tree in (old, new):
         tree.preload({path for patch in patches for path in patch.paths})
     before, after = Layer(old), Layer(new)
-    finder = Finder(old, after)
+    finder = Finder(old, new)
     results = []
     for patch in patches:
         labels = Labels(new.label.encode(), old.label.encode(), patch.name.encode())
         ctx = Context(patch.name, before, after, finder, labels, patch.crlf, partial(gone_since, new))
         decided = (resolved or {}).get(patch.name)
         result = _port_patch(ctx, patch, decided)
-        for path, state in result.files.items():
-            after.put(path, state)
+        after.changed.update(result.files)
         results.append(result)
     return tuple(results)
 
@@ -127,21 +126,15 @@ def _port_changes(ctx: Context, patch: PatchFile, known: Sequence[ChangePort] = 
     """
     suspected = {path for path, _ in ctx.suspects}
     often = Counter(path for port in known for path in port.new)
-    layers = (ctx.old, dict(ctx.old.changed)), (ctx.new, dict(ctx.new.changed))
+    ctx = replace(ctx, old=ctx.old.with_({}), new=ctx.new.with_({}))
     ports: list[ChangePort] = []
     for change, found in zip_longest(patch.changes, known):
         kept = found and (change.old_path or change.path) not in suspected and all(often[p] == 1 for p in found.new)
         port = found if found and kept else port_change(ctx, change)
         ports.append(port)
-        for path, state in port.old.items():
-            ctx.old.put(path, state)
-        for path, state in port.new.items():
-            ctx.new.put(path, state)
-    after = dict(ctx.old.changed)
-    for layer, before in layers:
-        layer.changed.clear()
-        layer.changed.update(before)
-    return ports, after
+        ctx.old.changed.update(port.old)
+        ctx.new.changed.update(port.new)
+    return ports, ctx.old.changed
 
 
 def _verdicts(ports: Sequence[ChangePort]) -> tuple[HunkVerdict, ...]:

@@ -20,7 +20,7 @@ from build.porting.moved_files import Finder
 from build.porting.placement import REACH
 from build.porting.textport import TextPort, port_text
 from build.porting.trees import FileState, Layer
-from build.series.inspect import Text, locate
+from build.series.inspect import Text, locate, locate_all
 from build.series.model import ChangeKind, FileChange, Hunk
 from build.series.verdicts import HunkVerdict, Method, Verdict
 
@@ -222,11 +222,7 @@ def _renamed_upstream(ctx: Context, change: FileChange, target: str, old: dict[s
     done = whole(ctx, change, Verdict.UPSTREAM, f"the new tree has it as {target} already")
     if not change.hunks or base is None:
         return ChangePort(done, old)
-    kept = dict(ctx.old.changed)
-    ctx.old.put(target, base)
-    inner = port_modified(ctx, change, target)
-    ctx.old.changed.clear()
-    ctx.old.changed.update(kept)
+    inner = port_modified(replace(ctx, old=ctx.old.with_({target: base})), change, target)
     return ChangePort((*done, *inner.verdicts), old, inner.new, inner.marked)
 
 
@@ -391,13 +387,11 @@ def apply_hunks(data: bytes, hunks: Sequence[Hunk]) -> bytes:
     """Apply hunks to their own file; a hunk that does not fit is left out."""
     text = text_of(data)
     lines = list(text.lines)
-    shift, floor = 0, 0
-    for hunk in hunks:
-        at, _ = locate(text, hunk, floor)
+    shift = 0
+    for hunk, at, _ in locate_all(text, hunks):
         if at is not None:
             lines[at + shift : at + shift + len(hunk.old)] = hunk.new
             shift += len(hunk.new) - len(hunk.old)
-            floor = at + len(hunk.old)
     return b"".join(lines)
 
 

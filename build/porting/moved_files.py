@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from build.porting.lines import distinctive, norm
-from build.porting.trees import BATCH, Layer, Tree
+from build.porting.trees import BATCH, Tree
 
 #: Files of one kind may be renamed into each other.
 _KINDS = (
@@ -59,7 +59,7 @@ class Finder:
     """Finds what moved between two trees; each candidate is read once."""
 
     old: Tree
-    new: Layer
+    new: Tree
     _contents: dict[str, bytes] = field(default_factory=dict)
     _changed_ones: dict[str, _Pool] = field(default_factory=dict)
     _soon: set[bytes] = field(default_factory=set)
@@ -72,8 +72,8 @@ class Finder:
         """Return the new path of a file that is gone, with the evidence; None if it is uncertain."""
         before = self.old.entries.get(path)
         template = path + _TEMPLATE
-        fresh = [name for name in self.new.tree.entries if name == template or name not in self.old.entries]
-        same = [name for name in fresh if before and self.new.tree.entries[name].blob == before.blob]
+        fresh = [name for name in self.new.entries if name == template or name not in self.old.entries]
+        same = [name for name in fresh if before and self.new.entries[name].blob == before.blob]
         if len(same) == 1:
             return same[0], "the same content under another name"
         lines = _telling(data.split(b"\n"))
@@ -100,7 +100,7 @@ class Finder:
             old = self.old.entries
             names = [
                 name
-                for name, entry in self.new.tree.entries.items()
+                for name, entry in self.new.entries.items()
                 if (name not in old or old[name].blob != entry.blob) and alike(path, name)
             ]
             self._changed_ones[kind] = _Pool(self._read(names))
@@ -111,10 +111,10 @@ class Finder:
         wanted = [name for name in names if name not in self._contents]
         for start in range(0, len(wanted), BATCH):
             part = wanted[start : start + BATCH]
-            found = self.new.tree.read_many(part)
+            found = self.new.read_many(part)
             self._contents |= {name: found.get(name, b"") for name in part}
             self._contents |= {name: b"" for name in part if len(found.get(name, b"")) > LARGEST}
-            self.new.tree.keep({name: data for name, data in found.items() if len(data) <= LARGEST})
+            self.new.keep({name: data for name, data in found.items() if len(data) <= LARGEST})
         return {name: self._contents[name] for name in names}
 
 

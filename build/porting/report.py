@@ -13,7 +13,7 @@ from build.porting.engine import PatchState
 from build.porting.session import Outcome, render
 from build.series.commits import Exported
 from build.series.manifest import JSON, MARKDOWN
-from build.series.show import LOOKS, Row, legend, rows, verdict_table
+from build.series.show import LOOKS, legend, rows, verdict_table
 from build.series.verdicts import HunkVerdict, Method, Verdict
 
 #: The result of a probe without defects, and the patch names for which both wheels must give the same result.
@@ -170,7 +170,7 @@ def to_markdown(report: PortReport) -> bytes:
         out += ["", f"## {patch.name}", ""]
         out += [line for note in patch.notes for line in (f"Note: {note}", "")]
         out += ["| file | hunk | line | verdict | carried by | evidence |", "|---|---|---|---|---|---|"]
-        out += [_row(item) for item in rows(patch.verdicts)]
+        out += [_row(item, hunks) for item, hunks in rows(patch.verdicts)]
     if report.probes:
         out += _probes(report.probes)
     if report.edit:
@@ -198,10 +198,9 @@ def _probe(item: ProbeReport) -> str:
     return f"| {item.name} | {item.patch} | {item.stock or 'not run'} | {patched} |"
 
 
-def _row(row: Row) -> str:
-    item = row.verdict
+def _row(item: HunkVerdict, hunks: str) -> str:
     path = f"`{item.path}`" + (f" → `{item.new_path}`" if item.new_path else "")
     word = f"**{item.verdict.value}**" if item.verdict.needs_human else item.verdict.value
     word += f" {item.offset:+d}" if item.offset else ""
     evidence = item.evidence.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
-    return f"| {path} | {row.hunks} | {item.line or '-'} | {word} | {item.method.value} | {evidence} |"
+    return f"| {path} | {hunks} | {item.line or '-'} | {word} | {item.method.value} | {evidence} |"

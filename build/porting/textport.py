@@ -18,7 +18,7 @@ from build.porting.groups import Edit, Placed, apply_edits, split
 from build.porting.hunks import context_changes, port_hunk
 from build.porting.lines import norm, occurrences
 from build.porting.placement import HunkResult, UnevenError, between, fit, human
-from build.series.inspect import Text, locate
+from build.series.inspect import Text, locate_all
 from build.series.model import Hunk
 from build.series.verdicts import Method, Verdict
 
@@ -83,14 +83,11 @@ def _each(
 
 
 def _locate(old: Text, hunks: Sequence[Hunk]) -> list[Placed | None]:
-    found: list[Placed | None] = []
-    floor = 0
     others = _only_others(hunks)
-    for number, hunk in enumerate(hunks, 1):
-        at, _ = locate(old, hunk, floor)
-        found.append(None if at is None else replace(split(hunk, number, at), others=others[number - 1]))
-        floor = floor if at is None else at + len(hunk.old)
-    return found
+    return [
+        None if at is None else replace(split(hunk, number, at), others=others[number - 1])
+        for number, (hunk, at, _) in enumerate(locate_all(old, hunks), 1)
+    ]
 
 
 def _only_others(hunks: Sequence[Hunk]) -> list[frozenset[bytes]]:

@@ -84,14 +84,14 @@ class Layer:
     tree: Tree
     changed: dict[str, FileState | None] = field(default_factory=dict)
 
+    def with_(self, files: Mapping[str, FileState | None]) -> Layer:
+        return Layer(self.tree, {**self.changed, **files})
+
     def get(self, path: str) -> FileState | None:
         return self.changed[path] if path in self.changed else self.tree.read(path)
 
     def has(self, path: str) -> bool:
         return self.changed[path] is not None if path in self.changed else path in self.tree.entries
-
-    def put(self, path: str, state: FileState | None) -> None:
-        self.changed[path] = state
 
 
 def open_tree(spec: str, workplace: Path) -> Tree:

@@ -33,7 +33,6 @@ def new_repository(source: Git, target: Path) -> Git:
     if (common / "shallow").is_file():
         shutil.copyfile(common / "shallow", inside / "shallow")
     _copy_promisor(source, git)
-    _copy_sparse(source, git)
     return git
 
 
@@ -68,19 +67,6 @@ def _copy_promisor(source: Git, target: Git) -> None:
     for record in listing.split(b"\0")[:-1]:
         key, _, value = os.fsdecode(record).partition("\n")
         target.out("config", "--add", key, value)
-
-
-def _copy_sparse(source: Git, target: Git) -> None:
-    if source.call("config", "--type=bool", "--get", "core.sparseCheckout").stdout.strip() != b"true":
-        return
-    patterns = Path(source.line("rev-parse", "--path-format=absolute", "--git-path", "info/sparse-checkout"))
-    if patterns.is_file():
-        copy = target.git_dir() / "info" / "sparse-checkout"
-        copy.parent.mkdir(exist_ok=True)
-        shutil.copyfile(patterns, copy)
-        target.out("config", "core.sparseCheckout", "true")
-        cone = source.call("config", "--type=bool", "--get", "core.sparseCheckoutCone").stdout.strip()
-        target.out("config", "core.sparseCheckoutCone", cone.decode() or "false")
 
 
 @contextlib.contextmanager

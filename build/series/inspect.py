@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from io import BytesIO
 from itertools import accumulate
@@ -60,18 +61,25 @@ def _verdicts(name: str, change: FileChange, text: Text | None) -> list[HunkVerd
             HunkVerdict(name, change.path, n, Verdict.GONE, Method.HUMAN, evidence="no such file in the tree")
             for n in range(1, len(change.hunks) + 1)
         ]
-    verdicts, floor, shift = [], 0, 0
-    for number, hunk in enumerate(change.hunks, 1):
-        at, note = locate(text, hunk, floor)
+    verdicts, shift = [], 0
+    for number, (hunk, at, note) in enumerate(locate_all(text, change.hunks), 1):
         if at is None:
             verdicts.append(HunkVerdict(name, change.path, number, Verdict.CONFLICT, Method.HUMAN, evidence=note))
             continue
         offset = at - hunk.first
         verdict, method = (Verdict.OFFSET, Method.OFFSET) if offset else (Verdict.CLEAN, Method.EXACT)
         verdicts.append(HunkVerdict(name, change.path, number, verdict, method, at + shift + 1, offset, evidence=note))
-        floor = at + len(hunk.old)
         shift += len(hunk.new) - len(hunk.old)
     return verdicts
+
+
+def locate_all(text: Text, hunks: Iterable[Hunk]) -> Iterator[tuple[Hunk, int | None, str]]:
+    """Yield each hunk with its place, or None and why: one after the other, as `locate` finds them."""
+    floor = 0
+    for hunk in hunks:
+        at, note = locate(text, hunk, floor)
+        floor = floor if at is None else at + len(hunk.old)
+        yield hunk, at, note
 
 
 def locate(text: Text, hunk: Hunk, floor: int = 0) -> tuple[int | None, str]:

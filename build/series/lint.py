@@ -7,9 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from unidiff import PatchSet
-from unidiff.errors import UnidiffParseError
-
 from build.errors import PatchError, ReleaseDataError, ToolError
 from build.git import Git
 from build.series import manifest as manifests
@@ -154,7 +151,7 @@ def _first_difference(patch: PatchFile, other: bytes) -> str:
 
 def problems(patch: PatchFile, entry: PatchEntry) -> list[str]:
     """Return the problems of a patch of this project, as sentences."""
-    return [*_form(patch), *_fields(patch, entry), *_content(patch), *_headers(patch, entry), *_second_reading(patch)]
+    return [*_form(patch), *_fields(patch, entry), *_content(patch), *_headers(patch, entry)]
 
 
 def _form(patch: PatchFile) -> Iterator[str]:
@@ -203,21 +200,3 @@ def _headers(patch: PatchFile, entry: PatchEntry) -> Iterator[str]:
     for change in patch.changes:
         if change.path.endswith(_HEADERS) and change.path not in declared:
             yield f"changes the header {change.path}, and the manifest gives no reason why that is safe"
-
-
-def _second_reading(patch: PatchFile) -> Iterator[str]:
-    """Compare with unidiff, an independent parser."""
-    try:
-        # Latin-1 maps every byte to one character.
-        other = PatchSet(patch.diff.decode("latin-1"))
-    except UnidiffParseError as error:
-        yield f"unidiff cannot read it: {error}"
-        return
-    ours = sorted(
-        (len(c.hunks), sum(len(h.added) for h in c.hunks), sum(len(h.removed) for h in c.hunks))
-        for c in patch.changes
-        if c.hunks
-    )
-    theirs = sorted((len(f), f.added, f.removed) for f in other if len(f))
-    if ours != theirs:
-        yield f"unidiff reads (hunks, insertions, deletions) {theirs}, this tool {ours}"

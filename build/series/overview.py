@@ -12,17 +12,17 @@ from pathlib import Path
 from packaging.version import Version
 
 from build.series import manifest as manifests
-from build.series.manifest import Manifest, PatchEntry, ReleaseEntry, Verified
+from build.series.manifest import Manifest, PatchEntry, ReleaseEntry
 from build.series.patchfile import read
 
 
 class Progress(Enum):
-    """The state of a release's patches, in the words of all tables and pages; each step includes the ones before."""
+    """Words for `Verified`, in all tables and pages."""
 
     NONE = ("not ported", "patches are missing, or do not apply yet")
     PORTED = ("ported", "the patches apply to the release's source")
-    BUILT = ("built", "they are compiled and linked against the official wheel")
-    PROVEN = ("proven", "the probes fail on the official wheel and pass on the patched one")
+    COMPILED = ("built", "they are compiled and linked against the official wheel")
+    PROBED = ("proven", "the probes fail on the official wheel and pass on the patched one")
     #: No step: there is nothing to do.
     NOT_NEEDED = ("not needed", "no patch of the series is for the release, or it has all of them itself")
 
@@ -30,16 +30,8 @@ class Progress(Enum):
         self.word, self.meaning = word, meaning
 
 
-_PROGRESS = {
-    Verified.NONE: Progress.NONE,
-    Verified.PORTED: Progress.PORTED,
-    Verified.COMPILED: Progress.BUILT,
-    Verified.PROBED: Progress.PROVEN,
-}
-
-
 def progress(entry: ReleaseEntry | None) -> Progress:
-    return _PROGRESS[entry.verified] if entry else Progress.NONE
+    return Progress[entry.verified.name] if entry else Progress.NONE
 
 
 class PatchStatus(Enum):
@@ -122,7 +114,7 @@ def _cell(folder: Path, manifest: Manifest, patch: PatchEntry, release: str) -> 
         return Cell(PatchStatus.NOT_NEEDED, excluded[patch.id])
     if entry and patch.id in entry.patches:
         name = manifest.file_names(release)[entry.patches.index(patch.id)]
-        proven = progress(entry) is Progress.PROVEN
+        proven = progress(entry) is Progress.PROBED
         status = PatchStatus.PROVEN if proven else PatchStatus.UNPROVEN
         return Cell(status, progress(entry).word, _size(folder / release / name))
     since = patch.applied_upstream

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 from rich.table import Table
@@ -25,23 +24,15 @@ LOOKS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One line of a table: a verdict, and the hunks that it is about, in words."""
-
-    verdict: HunkVerdict
-    hunks: str
-
-
-def rows(verdicts: Sequence[HunkVerdict]) -> list[Row]:
-    """Return one row per hunk; a file that is gone has one for all of its hunks."""
-    found: list[Row] = []
+def rows(verdicts: Sequence[HunkVerdict]) -> list[tuple[HunkVerdict, str]]:
+    """Return a verdict and its hunks in words for each row of a table; a file that is gone has one row."""
+    found: list[tuple[HunkVerdict, str]] = []
     for _, group in groupby(verdicts, lambda item: (item.patch, item.path, item.evidence, item.verdict)):
         same = list(group)
         if same[0].verdict is Verdict.GONE and len(same) > 1:
-            found.append(Row(same[0], f"{same[0].hunk}-{same[-1].hunk}"))
+            found.append((same[0], f"{same[0].hunk}-{same[-1].hunk}"))
         else:
-            found += [Row(item, str(item.hunk or "-")) for item in same]
+            found += [(item, str(item.hunk or "-")) for item in same]
     return found
 
 
@@ -50,14 +41,13 @@ def verdict_table(verdicts: Sequence[HunkVerdict], title: str) -> Table:
     for name in ("patch", "file", "hunk", "line", "verdict", "how"):
         table.add_column(name, justify="right" if name in {"hunk", "line"} else "left", overflow="fold")
     last = ""
-    for row in rows(verdicts):
-        item = row.verdict
+    for item, hunks in rows(verdicts):
         word = item.verdict.value + (f" {item.offset:+d}" if item.offset else "")
         where = item.path if not item.new_path or item.new_path == item.path else f"{item.path} → {item.new_path}"
         table.add_row(
             "" if item.patch == last else Text(item.patch),
             Text(where),
-            row.hunks,
+            hunks,
             str(item.line or "-"),
             Text(word, style=LOOKS[item.verdict][0]),
             Text("; ".join(part for part in (item.method.value, item.evidence) if part)),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from build.porting.groups import Edit, split
 from build.porting.trees import Tree
-from build.series.inspect import Text, locate
+from build.series.inspect import Text, locate_all
 from build.series.model import FileChange, Hunk, PatchFile
 from docs.bench.porting.stacks import Stack, patches_of, repository, stack_of
 
@@ -165,15 +165,11 @@ class _Group:
 def _placed(tree: Tree, change: FileChange) -> list[_Group]:
     """Return the groups of a maintainer's change at their places in the new tree."""
     text = Text(data_of(tree, change.old_path or change.path))
-    found, floor = [], 0
-    for number, hunk in enumerate(change.hunks, 1):
-        at, _ = locate(text, hunk, floor)
-        if at is None:
-            continue
-        floor = at + len(hunk.old)
+    found = []
+    for number, (hunk, at, _) in enumerate(locate_all(text, change.hunks), 1):
         found += [
             _Group((tuple(text.lines[g.start : g.end]), g.lines), Edit(g.start, g.end, g.lines))
-            for g in split(hunk, number, at).groups
+            for g in (split(hunk, number, at).groups if at is not None else ())
         ]
     return found
 

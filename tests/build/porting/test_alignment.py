@@ -46,14 +46,6 @@ def test_files_are_aligned_together_as_each_alone() -> None:
     assert together == [maps(align(*pair)) for pair in PAIRS]
 
 
-def test_only_the_last_alignments_are_kept() -> None:
-    pairs = [([f"{number}\n".encode()], [b"new\n"]) for number in range(alignment.KEPT + 5)]
-    assert all(maps(item) == ([-1], [-1]) for item in align_all(pairs))
-    assert len(alignment._LAST) == alignment.KEPT
-    kept = align(*pairs[-1])
-    assert align(*pairs[-1]) is kept
-
-
 def test_functions_of_changed_hunks_are_aligned_by_one_command(monkeypatch: pytest.MonkeyPatch) -> None:
     old = source()
     new = replaced(old, ("step_alpha_7(", "stage_alpha_7("), ("step_zeta_7(", "stage_zeta_7("))
