@@ -95,17 +95,16 @@ def executable(named: str = "") -> Path:
         UsageError: the named program does not exist.
         EnvironmentUnfitError: this machine has none.
     """
-    if named and shutil.which(named) is None:
-        raise UsageError(f"--conda {named}: there is no such program", remedy="give the path of conda or micromamba")
     programs = [named] if named else [os.environ.get("CONDA_EXE", ""), os.environ.get("MAMBA_EXE", ""), *_PROGRAMS]
-    found = next(filter(None, (shutil.which(name) for name in programs if name)), None)
-    if found is None:
-        raise EnvironmentUnfitError(
-            "this machine has no conda, mamba or micromamba",
-            cause="looked at CONDA_EXE, MAMBA_EXE and PATH",
-            remedy="install micromamba (one file, no installation), or name a program: --conda PATH",
-        )
-    return Path(found)
+    if found := next(filter(None, (shutil.which(name) for name in programs if name)), None):
+        return Path(found)
+    if named:
+        raise UsageError(f"--conda {named}: there is no such program", remedy="give the path of conda or micromamba")
+    raise EnvironmentUnfitError(
+        "this machine has no conda, mamba or micromamba",
+        cause="looked at CONDA_EXE, MAMBA_EXE and PATH",
+        remedy="install micromamba (one file, no installation), or name a program: --conda PATH",
+    )
 
 
 def check_locks() -> list[str]:

@@ -209,7 +209,7 @@ def members(ready: Prepared) -> dict[str, bytes | None]:
 
 
 def _assemble(
-    request: Request, ready: Prepared, wheel: Path, overlay: Overlay | None, proven: record.Provenance
+    request: Request, ready: Prepared, overlay: Overlay | None, proven: record.Provenance
 ) -> tuple[record.Artifact, record.Artifact]:
     """Write the patched wheel and the overlay wheel, or keep those of an equal build."""
     release = ready.inputs.release
@@ -220,12 +220,12 @@ def _assemble(
         if all(path.is_file() and record.artifact(path) == item for path, item in wheels):
             note("wheels unchanged, kept")
             return kept
-    patched_wheel.check_disk(wheel, request.folder)
+    patched_wheel.check_disk(ready.wheel, request.folder)
     step("assembling the wheels")
     paths.sweep(request.folder / _WHEELS)
     with tempfile.TemporaryDirectory(prefix=f".{_WHEELS}.", suffix=".part", dir=request.folder) as part:
-        made = _write_wheels(ready, wheel, overlay, proven, Path(part))
-        _import(request, ready, wheel, overlay, made)
+        made = _write_wheels(ready, overlay, proven, Path(part))
+        _import(request, ready, overlay, made)
         for path in made:
             path.replace(request.folder / path.name)
     patched, *alone = (record.artifact(request.folder / path.name) for path in made)
@@ -233,12 +233,11 @@ def _assemble(
 
 
 def _write_wheels(
-    ready: Prepared, wheel: Path, overlay: Overlay | None, proven: record.Provenance, folder: Path
+    ready: Prepared, overlay: Overlay | None, proven: record.Provenance, folder: Path
 ) -> tuple[Path, ...]:
     """Write the patched wheel, and the overlay wheel where there is one."""
-    release, files = ready.inputs.release, members(ready)
+    release, files, wheel, tag = ready.inputs.release, members(ready), ready.wheel, proven.platform
     stock = _stock(ready.inputs, wheel)
-    tag = proven.platform
     inside = documents("torch", proven, stock)
     try:
         patched = patched_wheel.assemble(release, wheel, overlay, tag, inside, folder, files)
@@ -256,9 +255,9 @@ def _write_wheels(
     return patched, overlay_wheel.assemble(release, wheel, overlay, tag, beside, folder)
 
 
-def _import(request: Request, ready: Prepared, wheel: Path, overlay: Overlay | None, made: tuple[Path, ...]) -> None:
+def _import(request: Request, ready: Prepared, overlay: Overlay | None, made: tuple[Path, ...]) -> None:
     """Import the wheels that were made, the second one beside the official wheel."""
-    inputs, soname = ready.inputs, overlay.soname if overlay else ""
+    inputs, wheel, soname = ready.inputs, ready.wheel, overlay.soname if overlay else ""
     release, python = inputs.release, preflight.interpreter(request.python)
     versions = release.patched_version, f"{release.wheel.version}+{release.wheel.local}"
     together = (made[:1], (wheel, *made[1:]))
@@ -305,13 +304,12 @@ def make_overlay(ready: Prepared, scratch: Path) -> tuple[Overlay | None, record
 
 def _wheels(request: Request, ready: Prepared, scratch: Path) -> record.BuildRecord:
     """Make the overlay in `scratch`, and put it into wheels."""
-    wheel = ready.wheel
     overlay, proven = make_overlay(ready, scratch)
-    patched, alone = _assemble(request, ready, wheel, overlay, proven)
+    patched, alone = _assemble(request, ready, overlay, proven)
     return record.BuildRecord(
         provenance=proven,
         python=request.python,
-        official=_stock(ready.inputs, wheel),
+        official=_stock(ready.inputs, ready.wheel),
         patched=patched,
         overlay=alone,
         verdicts=ready.applied.verdicts,

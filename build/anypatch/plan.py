@@ -59,14 +59,7 @@ _REMOVED = "the patch removes it, but its compiled code stays in the library, an
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits and facts given by the user.
-
-    Attributes:
-        most_units: units that may be compiled for one changed header.
-        defines: macros, `NAME=VALUE`, with which the wheel was built; `NAME=0`: without.
-        known: those that the release's entry has, for all units or for some.
-        safe: changed headers that a series' manifest declares safe for an overlay, with the reason.
-    """
+    """Limits and macros given by the user, macros of the release's entry, and headers that a series declares safe."""
 
     most_units: int = MOST_UNITS
     defines: tuple[str, ...] = ()

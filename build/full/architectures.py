@@ -16,14 +16,7 @@ _FOREVER = "999"
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A compute capability.
-
-    Attributes:
-        capability: as `TORCH_CUDA_ARCH_LIST` has it, e.g. `9.0` or `9.0a`.
-        gpus: a GPU or two that have it.
-        first: the first CUDA toolkit that compiles for it.
-        dropped: the first CUDA toolkit that does not any more; empty if all later ones do.
-    """
+    """A compute capability, e.g. `9.0a`, GPUs that have it, the first CUDA toolkit for it, the first without."""
 
     capability: str
     gpus: str

@@ -37,13 +37,7 @@ _PERCENT = 5
 
 @dataclass(slots=True)
 class Watch:
-    """Reads a build's output line by line.
-
-    Attributes:
-        done: steps that ninja has finished, of `total`.
-        failed: what ninja says of failed steps: name, command and output.
-        tail: the last lines of the output, for a failure that is not ninja's.
-    """
+    """Reads a build's output line by line: what ninja says of failed steps, and the last lines for other failures."""
 
     bar: Progress
     task: TaskID

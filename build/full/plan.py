@@ -34,14 +34,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Facts known before a full build.
-
-    Attributes:
-        rows: what is compiled, as far as the tree shows it; ninja knows more once it is configured.
-        jobs: compilers that run at once, 0 if the memory is too small.
-        counted: whether a tree was there to count.
-        missing: what this machine lacks; empty for a build that can start.
-    """
+    """Facts known before a full build; `jobs` is 0 if the memory is too small, `missing` empty if it can start."""
 
     project: Project
     kind: Kind

@@ -43,13 +43,7 @@ class Kind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """Compilers, and a CUDA toolkit where the project needs one.
-
-    Attributes:
-        identity: names the compilers in records: first lines of their `--version`.
-        path: folders that come first on PATH.
-        variables: what the build gets to find them.
-    """
+    """Compilers, by first lines of their `--version`, and a CUDA toolkit; what comes first on PATH, and variables."""
 
     cxx: Path
     identity: tuple[str, ...]

@@ -45,13 +45,8 @@ sys.exit(main())
 class Manifest:
     """The content of a bundle.
 
-    Attributes:
-        schema: raised when a field changes its meaning.
-        python: the CPython version that the packages are for.
-        commit: of the checkout.
-        modified: tracked files that differ from that commit; they are packed as they are.
-        packages: name and version of each, e.g. `pytest-9.0.1`.
-        overlay: the overlay wheel among them and its SHA-256; empty for none.
+    `modified` are tracked files that differ from the commit, packed as they are; `packages` are names with versions,
+    e.g. `pytest-9.0.1`; `overlay` is the overlay wheel among them with its digest, or empty.
     """
 
     schema: int

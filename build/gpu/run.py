@@ -26,6 +26,14 @@ from xml.etree import ElementTree
 
 from build.errors import EnvironmentUnfitError, NoDeviceError, ProbeError, ToolError, UsageError
 
+CHECKOUT = Path(__file__).resolve().parents[2]
+#: In a bundle, beside the folder of the checkout.
+MANIFEST = "bundle.json"
+#: Likewise, the folder of the packages.
+PACKAGES = "packages"
+_TESTS = "tests/multiworld"
+_FACTS_SECONDS = 300.0  # the first import of a CUDA torch from a cold disk
+_PASSED, _FAILED, _NOTHING_COLLECTED = 0, 1, 5
 #: What the tests import, and a Python outside of a bundle must have.
 NEEDED = ("pytest", "pytest_timeout", "xdist", "hypothesis", "numpy", "typer", "rich")
 _SECONDS = 60.0
@@ -111,16 +119,6 @@ def layered(base: Interpreter, packages: Path, folder: Path) -> Path:
     lines = [f"import site; site.addsitedir({path!r})" for path in (str(packages), *base.site)]
     (site / "of_the_bundle.pth").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return folder / "bin" / "python"
-
-
-CHECKOUT = Path(__file__).resolve().parents[2]
-#: In a bundle, beside the folder of the checkout.
-MANIFEST = "bundle.json"
-#: Likewise, the folder of the packages.
-PACKAGES = "packages"
-_TESTS = "tests/multiworld"
-_FACTS_SECONDS = 300.0  # the first import of a CUDA torch from a cold disk
-_PASSED, _FAILED, _NOTHING_COLLECTED = 0, 1, 5
 
 
 @dataclass(frozen=True, slots=True)

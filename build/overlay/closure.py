@@ -15,6 +15,8 @@ from build.overlay.model import Inputs, Object
 from build.overlay.pool import Pool, compiling
 from build.overlay.symbols import defined, demangle, exported, names, scoped_name, undefined
 
+#: Units that are added since they use hidden symbols of others, before giving up.
+_MOST_USERS = 12
 #: Where the host units of all libraries live.
 _SEARCH = ("torch/csrc", "aten/src/ATen", "c10")
 #: Units that are compiled in search of one hidden symbol before giving up.
@@ -55,10 +57,6 @@ class Definers:
         }
         fit = (path for path in sorted(ranks, key=lambda path: (ranks[path], path)) if not all(ranks[path]))
         return list(fit)[:_MOST_TRIED]
-
-
-#: Units that are added since they use hidden symbols of others, before giving up.
-_MOST_USERS = 12
 
 
 def hidden_needs(inputs: Inputs, objects: Iterable[Path]) -> frozenset[str]:

@@ -23,6 +23,15 @@ from build.overlay.symbols import demangle, exported, names, scoped_name
 from build.overlay.touched import bare
 from build.process import run_together
 
+#: Letters of `nm`: weak, so mostly of headers; local to the object.
+_WEAK, _LOCAL = "WVu", "tdbr"
+_KINDS = "TWtDBRVudbr"
+#: Labels of the compiler; the texts of types' names, which are what the symbols say.
+_SAME = re.compile(r"\.|_ZTS")
+#: What compilers mangle of a function that is local to a unit: `static`, or in a namespace without name.
+_INTERNAL = re.compile(r"L\d|_GLOBAL__N_")
+#: Of the preprocessor: the file that the next line is from.
+_MARKER = re.compile(r'# \d+ "([^"]*)"')
 #: Variables of the standard library and of fmt, also static ones of their functions: locales and the like, all equal.
 _LIBRARY = re.compile(r"_Z(GV)?Z?N?K?(St|9__gnu|3fmt)")
 
@@ -73,10 +82,6 @@ def reaching(paths: Iterable[Path], shared: Container[str], wanted: Mapping[Path
         found |= more
         waiting += more
     return frozenset(name for item in objects for name, part in item.defined.items() if part in found)
-
-
-#: Of the preprocessor: the file that the next line is from.
-_MARKER = re.compile(r'# \d+ "([^"]*)"')
 
 
 def _preprocessed(inputs: Inputs, stock: Path, unit: str, *options: str) -> tuple[bytes, bytes]:
@@ -133,15 +138,6 @@ def require_effect(inputs: Inputs) -> None:
             "these wheels are built without, such as that for another device",
             remedy="take the change out of the patch; or say how the wheel was built: --define NAME=1",
         )
-
-
-#: Letters of `nm`: weak, so mostly of headers; local to the object.
-_WEAK, _LOCAL = "WVu", "tdbr"
-_KINDS = "TWtDBRVudbr"
-#: Labels of the compiler; the texts of types' names, which are what the symbols say.
-_SAME = re.compile(r"\.|_ZTS")
-#: What compilers mangle of a function that is local to a unit: `static`, or in a namespace without name.
-_INTERNAL = re.compile(r"L\d|_GLOBAL__N_")
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,21 @@ from build.overlay.objects import compile_failure, jobs, override_headers, with_
 from build.overlay.toolchain import run_compiler
 from build.process import run_together
 
+#: Parts of a type that are named of those that differ.
+_SHOWN = 3
+_REBUILT = "--extensions-rebuilt"
+_WHO = (
+    "extensions that include it have stock's form compiled in, and bind stock's functions; so do those that are "
+    "compiled anew, unless they are linked to the overlay before torch's libraries"
+)
+_REMEDY = (
+    "keep the header as it is: put what is new into a unit, or beside what is there; or have each extension that "
+    f"includes it compiled anew and linked to the overlay first, and say so: {_REBUILT} (docs/any-patch.md)"
+)
+#: Debug information of all types of a header, used or not, in a program that never runs; the linker relocates it.
+_DEBUG = ("-O0", "-g", "-fno-eliminate-unused-debug-types", "-nostdlib", "-no-pie")
+_WHOLE_CLASSES = {True: "-fstandalone-debug", False: "-femit-class-debug-always"}
+_LINK = ("--unresolved-symbols=ignore-all", "-e0", "--defsym=__dso_handle=0")
 _CLASSES = frozenset({"DW_TAG_structure_type", "DW_TAG_class_type", "DW_TAG_union_type"})
 _SCOPES = _CLASSES | {"DW_TAG_namespace", "DW_TAG_compile_unit"}
 _MODIFIERS = {
@@ -131,25 +146,6 @@ def differences(before: Mapping[str, Layout], after: Mapping[str, Layout]) -> li
             said = (f"{part}: {old.get(part, 'none')}, now {new.get(part, 'none')}" for part in parts[:_SHOWN])
             found.append(f"{name}: " + ("; ".join(said) if new else "it is gone"))
     return found
-
-
-#: Parts of a type that are named of those that differ.
-_SHOWN = 3
-
-
-_REBUILT = "--extensions-rebuilt"
-_WHO = (
-    "extensions that include it have stock's form compiled in, and bind stock's functions; so do those that are "
-    "compiled anew, unless they are linked to the overlay before torch's libraries"
-)
-_REMEDY = (
-    "keep the header as it is: put what is new into a unit, or beside what is there; or have each extension that "
-    f"includes it compiled anew and linked to the overlay first, and say so: {_REBUILT} (docs/any-patch.md)"
-)
-#: Debug information of all types of a header, used or not, in a program that never runs; the linker relocates it.
-_DEBUG = ("-O0", "-g", "-fno-eliminate-unused-debug-types", "-nostdlib", "-no-pie")
-_WHOLE_CLASSES = {True: "-fstandalone-debug", False: "-femit-class-debug-always"}
-_LINK = ("--unresolved-symbols=ignore-all", "-e0", "--defsym=__dso_handle=0")
 
 
 def _probe(inputs: Inputs, header: str, overrides: Path, target: Path) -> dict[str, Layout]:

@@ -23,6 +23,15 @@ from build.overlay.toolchain import make
 from build.paths import atomic_write
 from build.releases import Release
 
+_STEM = "libtorch_mw"
+#: The libraries whose symbols the units use, in the order in which they must be searched at run time.
+_NEEDED = ("libtorch_cuda.so", "libtorch_cpu.so", "libc10_cuda.so", "libc10.so")
+#: Prefix of the functions of each library outside the wheel that host units call.
+_PREFIXES = {"libnccl.so": ("nccl", "pnccl"), "libcudart.so": ("cuda",), "libgomp": ("GOMP_", "omp_")}
+_IMPORTERS = ("libtorch_cuda.so", "libc10_cuda.so", "libtorch_cpu.so")
+_HANDLERS = Path(__file__).with_name("native") / "handlers.cpp"
+#: What the overlay's own units call the real function that registers handlers, see `native/handlers.cpp`.
+_REAL = "multiworld_register_handler"
 #: What compilers call the code of a unit that runs when it is loaded.
 _INITIALISER = "_GLOBAL__sub_I"
 #: The registration that `native/handlers.cpp` makes safe.
@@ -88,17 +97,6 @@ def handler_registration(objects: Sequence[Object]) -> str:
             "elsewhere; or make a full build",
         )
     return next((symbol for symbol, name in spelt.items() if name.startswith(_HANDLER)), "")
-
-
-_STEM = "libtorch_mw"
-#: The libraries whose symbols the units use, in the order in which they must be searched at run time.
-_NEEDED = ("libtorch_cuda.so", "libtorch_cpu.so", "libc10_cuda.so", "libc10.so")
-#: Prefix of the functions of each library outside the wheel that host units call.
-_PREFIXES = {"libnccl.so": ("nccl", "pnccl"), "libcudart.so": ("cuda",), "libgomp": ("GOMP_", "omp_")}
-_IMPORTERS = ("libtorch_cuda.so", "libc10_cuda.so", "libtorch_cpu.so")
-_HANDLERS = Path(__file__).with_name("native") / "handlers.cpp"
-#: What the overlay's own units call the real function that registers handlers, see `native/handlers.cpp`.
-_REAL = "multiworld_register_handler"
 
 
 def soname(release: Release) -> str:

@@ -78,12 +78,8 @@ class Inputs:
 class Object:
     """One compiled translation unit.
 
-    Attributes:
-        unit: path of the source, relative to the tree.
-        path: the object file.
-        includes: the files it included, relative to `tree:`, `wheel:` or `headers:`.
-        seconds: time the compiler took; 0 when the object came from the cache.
-        why: why this unit is in the overlay; empty until that is known.
+    `includes` are relative to `tree:`, `wheel:` or `headers:`; `seconds` is 0 for one from the cache; `why` it is in
+    the overlay is empty until that is known.
     """
 
     unit: str

@@ -150,18 +150,23 @@ def _check_layout(archive: zipfile.ZipFile, stream: BinaryIO, members: list[zipf
         raise WheelError("dead bytes before the directory")
 
 
-def _check_record(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo]) -> None:
-    """Compare RECORD with the members: each is listed once, with its size."""
-    names = [item.filename for item in members if not item.is_dir()]
+def _record(archive: zipfile.ZipFile, where: str = "") -> tuple[str, list[str], list[list[str]]]:
+    """Return the name of RECORD, the names of the members, each there once, and the lines."""
+    names = [item.filename for item in archive.infolist() if not item.is_dir()]
     if twice := sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []:
-        raise WheelError(f"duplicate members: {', '.join(twice[:10])}")
-    records = [name for name in names if name.endswith(".dist-info/RECORD")]
+        raise WheelError(f"{where}duplicate members: {', '.join(twice[:10])}", cause="a damaged wheel")
+    records = [name for name in names if name.count("/") == 1 and name.endswith(".dist-info/RECORD")]
     if len(records) != 1:
-        raise WheelError(f"{len(records)} RECORD files, one expected")
-    rows = list(csv.reader(archive.read(records[0]).decode().splitlines()))
+        raise WheelError(f"{where}{len(records)} RECORD files, one expected", cause="a damaged wheel")
+    return records[0], names, [row for row in csv.reader(archive.read(records[0]).decode().splitlines()) if row]
+
+
+def _check_record(archive: zipfile.ZipFile) -> None:
+    """Compare RECORD with the members: each is listed once, with its size."""
+    record, names, rows = _record(archive)
+    sizes = {item.filename: str(item.file_size) for item in archive.infolist()}
     differing = set(names) ^ {row[0] for row in rows}
-    sizes = {item.filename: str(item.file_size) for item in members}
-    differing |= {row[0] for row in rows if row[0] != records[0] and (len(row) != 3 or sizes.get(row[0]) != row[2])}
+    differing |= {row[0] for row in rows if row[0] != record and (len(row) != 3 or sizes.get(row[0]) != row[2])}
     if differing or len(rows) != len(names):
         raise WheelError(f"RECORD and members differ: {', '.join(sorted(differing)[:10]) or 'a duplicate line'}")
 
@@ -173,12 +178,9 @@ def check_digests(path: Path) -> int:
         WheelError: a member is damaged, differs from RECORD, or is not listed there.
     """
     with reading(path.name, "get it again"), zipfile.ZipFile(path) as archive:
-        names = [item.filename for item in archive.infolist() if not item.is_dir()]
-        records = [name for name in names if name.count("/") == 1 and name.endswith(".dist-info/RECORD")]
-        if len(records) != 1 or len(set(names)) < len(names):
-            raise WheelError(f"{path.name} has {len(records)} RECORD files, or a member twice", cause="a damaged wheel")
-        rows = {row[0]: row[1] for row in csv.reader(archive.read(records[0]).decode().splitlines()) if row}
-        wrong = [name for name in names if not name.startswith(records[0]) and not _listed(archive, name, rows)]
+        record, names, lines = _record(archive, f"{path.name}: ")
+        rows = {row[0]: row[1] for row in lines}
+        wrong = [name for name in names if not name.startswith(record) and not _listed(archive, name, rows)]
         wrong += sorted(rows.keys() - set(names))
     if wrong:
         raise WheelError(f"{path.name}: RECORD and members differ: {', '.join(wrong[:10])}", cause="a damaged wheel")
@@ -207,7 +209,7 @@ def check_archive(path: Path) -> int:
         with zipfile.ZipFile(path) as archive, path.open("rb") as stream:
             members = sorted(archive.infolist(), key=lambda item: item.header_offset)
             _check_layout(archive, stream, members)
-            _check_record(archive, members)
+            _check_record(archive)
     except (zipfile.BadZipFile, zlib.error, UnicodeDecodeError) as error:
         raise WheelError(f"{path.name} is a damaged archive: {error}", cause="a damaged wheel") from None
     except WheelError as error:

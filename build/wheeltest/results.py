@@ -50,14 +50,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """One run of one suite.
-
-    Attributes:
-        form: how torch was installed.
-        suite: `probes`, `wheel`, `harness`, `faults (simulated)`, or `multiworld core`, `faults` or `device`.
-        exit: its exit status.
-        recorded: whether these are the results of an earlier run, which are still valid.
-    """
+    """One run of one suite on one form of torch; `recorded`: an earlier run's results, which are still valid."""
 
     form: str
     suite: str
