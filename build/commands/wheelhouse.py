@@ -16,7 +16,7 @@ from build.console import note, step
 from build.wheelhouse import attestation, keyless, statement
 from build.wheelhouse.model import Wheel
 from build.wheelhouse.publish import Request, publish
-from build.wheelhouse.signing import private_key
+from build.wheelhouse.signing import PublicKey, private_key
 
 #: Names the file with the signing key where `--key` does not.
 KEY = "MULTIWORLD_SIGNING_KEY"
@@ -57,8 +57,8 @@ def _with_key(request: Request, place: Path | None) -> Request:
     if place is None and not named:
         return request
     key = private_key(place or Path(named or ""))
-    attest = partial(attestation.sign, key=key)
-    return replace(request, attest=attest, signed_by=f"key {key.public.keyid}", public=key.public.pem)
+    attest, public = partial(attestation.sign, key=key), PublicKey(key.public_key())
+    return replace(request, attest=attest, signed_by=f"key {public.keyid}", public=public.pem)
 
 
 def _show(wheels: tuple[Wheel, ...], out: Path) -> None:

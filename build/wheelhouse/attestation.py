@@ -11,9 +11,10 @@ from enum import Enum
 from typing import Any
 
 import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from build.errors import ClaimError
-from build.wheelhouse.signing import PAYLOAD_TYPE, PrivateKey
+from build.wheelhouse.signing import PAYLOAD_TYPE, PublicKey, signed_bytes
 
 #: Behind the name of a wheel: the object of PEP 740, and the statement alone, to be read by people.
 SUFFIX, STATEMENT, ENVELOPE = ".provenance", ".slsa.json", ".dsse.json"
@@ -49,9 +50,11 @@ class Attestation(msgspec.Struct, frozen=True):
         return str(self.material.get("public_key", ""))
 
 
-def sign(statement: bytes, key: PrivateKey) -> Attestation:
-    """Return `statement` signed with `key`."""
-    return Attestation(statement, Publisher.KEY, key.sign(statement), key.public.keyid, {"public_key": key.public.pem})
+def sign(statement: bytes, key: Ed25519PrivateKey) -> Attestation:
+    """Return `statement` signed with `key`; ed25519 gives the same signature each time."""
+    public = PublicKey(key.public_key())
+    signature = key.sign(signed_bytes(statement))
+    return Attestation(statement, Publisher.KEY, signature, public.keyid, {"public_key": public.pem})
 
 
 def encode(item: Attestation) -> bytes:

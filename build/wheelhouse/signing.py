@@ -52,28 +52,13 @@ class PublicKey:
             ) from None
 
 
-@dataclass(frozen=True, slots=True)
-class PrivateKey:
-    """A key that signs."""
-
-    key: Ed25519PrivateKey
-
-    @property
-    def public(self) -> PublicKey:
-        return PublicKey(self.key.public_key())
-
-    def sign(self, statement: bytes) -> bytes:
-        """Return the signature; ed25519 gives the same one each time."""
-        return self.key.sign(signed_bytes(statement))
-
-
 def signed_bytes(statement: bytes) -> bytes:
     """Return what is signed for a statement: DSSE's encoding of it and its type."""
     kind = PAYLOAD_TYPE.encode()
     return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(statement), statement)
 
 
-def private_key(path: Path) -> PrivateKey:
+def private_key(path: Path) -> Ed25519PrivateKey:
     """Read an ed25519 key without a password from a PEM file.
 
     Raises:
@@ -85,7 +70,7 @@ def private_key(path: Path) -> PrivateKey:
         raise UsageError(f"{path} is not a private key that can be read: {error}", remedy=_MAKE) from None
     if not isinstance(key, Ed25519PrivateKey):
         raise UsageError(f"{path} is not an ed25519 key", cause=type(key).__name__, remedy=_MAKE)
-    return PrivateKey(key)
+    return key
 
 
 def public_key(path: Path) -> PublicKey:

@@ -1,7 +1,7 @@
 """The process that probes are forked from. It imports torch once: that import is most of a short probe's time.
 
-Each line of standard input is a request (JSON: `id`, `program`, `arguments`, `environment`, `folder`, `seconds`), each
-line of standard output an answer (`id`, `status`: the exit status, null when the probe was killed at its deadline).
+Each connection to the socket whose descriptor it is given has a request in one line (JSON: `program`, `arguments`,
+`environment`, `folder`, `seconds`), and gets the exit status, null when the probe was killed at its deadline.
 A probe writes `result`, `control` and `output` into its folder. When the input ends, every probe is killed.
 
 A probe's environment is set after the fork. That is soon enough: PyTorch reads the variables of `ProcessGroupNCCL`
@@ -19,6 +19,7 @@ import resource
 import runpy
 import select
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -40,28 +41,23 @@ _HUGE_PAGES = Path(__file__).resolve().parents[2] / "multiworld" / "lab" / "huge
 class Server:
     """Forks probes, ends those that are late, and tells how each one ended."""
 
-    def __init__(self) -> None:
-        self.deadlines: dict[int, tuple[int, float]] = {}  # by process: the request's id, the time to kill it
+    def __init__(self, listening: socket.socket) -> None:
+        self.listening = listening
+        self.deadlines: dict[int, tuple[socket.socket, float]] = {}  # by process: who waits, the time to kill it
         self.late: set[int] = set()
-        self.woken, wake = os.pipe()
-        os.set_blocking(wake, False)
-        os.set_blocking(self.woken, False)
-        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        self.woken, self.wake = os.pipe()
+        os.set_blocking(self.wake, False)
+        signal.set_wakeup_fd(self.wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        self.inherited = (self.woken, wake)
 
     def serve(self) -> None:
         """Serve requests until the input ends."""
-        pending = b""
         while True:
-            ready, _, _ = select.select([0, self.woken], [], [], self._patience())
+            ready, _, _ = select.select([0, self.woken, self.listening], [], [], self._patience())
             if 0 in ready:
-                data = os.read(0, 65536)
-                if not data:
-                    break
-                *lines, pending = (pending + data).split(b"\n")
-                for line in lines:
-                    self._start(json.loads(line))
+                break
+            if self.listening in ready:
+                self._start()
             if self.woken in ready:
                 os.read(self.woken, 4096)
             self._end_late()
@@ -73,17 +69,26 @@ class Server:
         ends = [end for process, (_, end) in self.deadlines.items() if process not in self.late]
         return max(0.0, min(ends) - time.monotonic()) if ends else None
 
-    def _start(self, request: dict[str, Any]) -> None:
+    def _start(self) -> None:
+        link, _ = self.listening.accept()
+        with link.makefile("rb") as lines:
+            line = lines.readline()
+        if not line:  # who asked has ended
+            link.close()
+            return
+        request = json.loads(line)
         process = os.fork()
         with contextlib.suppress(OSError):  # both do it, since either may come first
             os.setpgid(process, process)
         if process == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for descriptor in self.inherited:
+            for descriptor in (self.woken, self.wake):
                 os.close(descriptor)
+            for other in (link, self.listening, *(one for one, _ in self.deadlines.values())):
+                other.close()
             _probe(request)
-        self.deadlines[process] = (request["id"], time.monotonic() + request["seconds"])
+        self.deadlines[process] = (link, time.monotonic() + request["seconds"])
 
     def _end_late(self) -> None:
         for process, (_, end) in self.deadlines.items():
@@ -96,10 +101,11 @@ class Server:
             process, status = os.waitpid(-1, os.WNOHANG)
             if not process:
                 break
-            number, _ = self.deadlines.pop(process)
+            link, _ = self.deadlines.pop(process)
             code = None if process in self.late else os.waitstatus_to_exitcode(status)
             self.late.discard(process)
-            os.write(1, json.dumps({"id": number, "status": code}).encode() + b"\n")
+            with link, contextlib.suppress(OSError):  # nobody waits any more
+                link.sendall(json.dumps(code).encode() + b"\n")
 
 
 def _set(environment: dict[str, str]) -> None:
@@ -141,4 +147,4 @@ gc.freeze()
 gc.enable()
 runpy.run_path(str(_HUGE_PAGES))["collapse"]()
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a terminated probe is a result, not a crash to keep
-Server().serve()
+Server(socket.socket(fileno=int(sys.argv[1]))).serve()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
 from ctypes import byref, c_char, c_float, c_void_p
 
 import fake
@@ -20,18 +19,7 @@ class _UniqueId(ctypes.Structure):
 
 def run() -> tuple[str, dict[str, object]]:
     """Run every check; the first that fails names itself."""
-    checks = (
-        _after_and_times,
-        _one_communicator_only,
-        _groups,
-        _failing_group,
-        _hang,
-        _hold,
-        _data,
-        _dead_handles,
-        _abort_behind_another,
-        _synchronize_device,
-    )
+    checks = (_after_and_times, _one_communicator_only, _groups, _failing_group, _hang, _hold, _data, _dead_handles)
     for check in checks:
         check(_communicator(), _communicator())
         fake.lift(*fake.DATA_CALLS, "ncclCommAbort", "ncclGroupEnd", "cudaEventQuery")
@@ -123,48 +111,7 @@ def _data(comm: c_void_p, _: c_void_p) -> None:
 
 def _dead_handles(comm: c_void_p, other: c_void_p) -> None:
     """The use of a communicator after its end is counted, and refused as NCCL refuses a corrupted one."""
-    before = _misused()
+    before = fake.misused()
     _expect([_lib.ncclCommAbort(comm), _lib.ncclCommDestroy(other)], [0, 0])
     _expect([_lib.ncclCommAbort(comm), _lib.ncclCommDestroy(other), _all_reduce(comm)], [4, 4, 4])
-    _expect(_misused() - before, 3)
-
-
-def _misused() -> int:
-    return int(_lib.gpuless_total(4))
-
-
-def _stream() -> c_void_p:
-    made = c_void_p()
-    _lib.cudaStreamCreateWithPriority(byref(made), _NON_BLOCKING, 0)
-    return made
-
-
-def _in_thread(call: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
-    result: list[object] = []
-    thread = threading.Thread(target=lambda: result.append(call()), daemon=True)
-    thread.start()
-    return thread, result
-
-
-def _abort_behind_another(comm: c_void_p, other: c_void_p) -> None:
-    """An abort waits for its communicator's kernels, and one that is behind another world's cannot end."""
-    stream = _stream()
-    fake.inject("ncclAllReduce", fake.HOLD)
-    _expect([_all_reduce(comm, stream), _all_reduce(other, stream)], [0, 0])
-    thread, result = _in_thread(lambda: _lib.ncclCommAbort(other))
-    thread.join(0.2)
-    _expect(result, [])
-    _expect(_lib.ncclCommAbort(comm), 0)
-    thread.join(5)
-    _expect(result, [0])
-
-
-def _synchronize_device(comm: c_void_p, _: c_void_p) -> None:
-    fake.inject("ncclAllReduce", fake.HOLD)
-    _expect(_all_reduce(comm, _stream()), 0)
-    thread, result = _in_thread(_lib.cudaDeviceSynchronize)
-    thread.join(0.2)
-    _expect(result, [])
-    _expect(_lib.ncclCommAbort(comm), 0)
-    thread.join(5)
-    _expect(result, [0])
+    _expect(fake.misused() - before, 3)

@@ -125,7 +125,7 @@ def test_only_stock_gets_a_second_try(form: Form, runs: int) -> None:
 
 def test_a_deadline_and_an_end_leave_no_process(ready: Runner) -> None:
     with runner(ready.subject.python) as own, ThreadPoolExecutor(1) as pool:
-        server = own._server._process.pid
+        server = own._server.process.pid
         hanging = pool.submit(own.run, replace(_BY_ID["abort-hangs"], timeout=100), Form.STOCK)
         while not (running := _children(server)):
             time.sleep(0.05)
