@@ -81,7 +81,9 @@ def test_sessions(way: str, sessions: list[str], status: int, tmp_path: Path) ->
     assert ends_with(tmp_path, way, "-s", *sessions)[0] == status
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", ["nox", pytest.param("python", marks=pytest.mark.nightly("test_sessions in both ways, and this one in one"))]
+)
 def test_the_real_noxfile(way: str, tmp_path: Path) -> None:
     """A port that needs a human, one that is finished, and one of a malformed patch."""
     git = make_repo(tmp_path / "repo", {"a.c": numbered(40)})

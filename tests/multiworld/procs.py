@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import os
 import sys
 import tempfile
@@ -19,10 +20,30 @@ from multiworld.lab.workers import DEADLINE, Worker, WorkerPool
 ROOT = Path(__file__).resolve().parents[2]
 
 
+#: what the modules of the tests import, and each worker would import anew
+PRELOAD = ("pytest", "typer.testing", "tests.multiworld.faults.network", "tests.multiworld.faults.scene")
+
+
 @functools.cache
 def shared_pool() -> WorkerPool:
-    """The pool of this process; its workers write their errors where we do."""
-    return WorkerPool(python_path=(str(ROOT), str(Path(__file__).parent)), preload=("pytest",), many=True)
+    """The pool of this process."""
+    log = Path(tempfile.mkdtemp(prefix="workers-"), "log")
+    here = [name for name in PRELOAD if importlib.util.find_spec(name.partition(".")[0])]
+    return WorkerPool(log, (str(ROOT), str(Path(__file__).parent)), here, many=True)
+
+
+@contextlib.contextmanager
+def log_shown(pool: WorkerPool) -> Iterator[None]:
+    """Show what its workers have written meanwhile, if the block fails."""
+    assert pool.log is not None
+    start = pool.log.stat().st_size
+    try:
+        yield
+    except BaseException:
+        with pool.log.open("rb") as log:
+            log.seek(start)
+            sys.stderr.write(log.read().decode(errors="replace")[-20_000:])
+        raise
 
 
 class Cluster:
@@ -48,7 +69,8 @@ def cluster() -> Iterator[Cluster]:
     """Workers that are gone when the block ends, stopped ones too."""
     made = Cluster()
     try:
-        yield made
+        with log_shown(shared_pool()):
+            yield made
     finally:
         shared_pool().dismiss(*made.procs)
 

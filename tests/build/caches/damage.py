@@ -7,6 +7,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from build import seals
 
 
@@ -55,8 +57,9 @@ def unreadable(path: Path) -> None:
 
 
 ALL: tuple[Callable[[Path], None], ...] = (flip, flip_and_keep_the_time, cut, empty, remove, folder, unreadable)
+_IN_THE_WAY = pytest.mark.nightly("test_seals with every kind of damage, and this cache with other bytes")
 #: Other bytes, and something else: what a cache does about the other kinds is the seals' (`test_seals.py`).
-SOME = (flip_and_keep_the_time, folder)
+SOME = (flip_and_keep_the_time, pytest.param(folder, marks=_IN_THE_WAY))
 
 
 def entry_file(path: Path) -> None:

@@ -59,6 +59,7 @@ def _rejoins_often(context: Context, store: str, rank: int, times: int) -> Any:
         return w.generation, max(took), early, late
 
 
+@pytest.mark.nightly("test_rejoin_a_hundred_times of the faults, which counts threads, descriptors and keys, too")
 def test_rejoin_a_hundred_times_leaves_nothing_behind(tcp_store: str) -> None:
     import torch.distributed as dist
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from procs import PRELOAD, ROOT, shared_pool
 
 from multiworld.lab.injector import Injector
 from multiworld.lab.workers import WorkerPool
@@ -17,11 +18,6 @@ from tests.multiworld.faults.backends import DEVICES, GLOO, Backend, Kind, rows
 
 if TYPE_CHECKING:  # it loads torch, see ../conftest.py
     from tests.multiworld.faults.scene import Scene
-
-ROOT = Path(__file__).resolve().parents[3]
-#: what the modules of the tests import, and each worker would import anew
-PRELOAD = ("pytest", "typer.testing", "tests.multiworld.faults.network", "tests.multiworld.faults.scene")
-
 
 Pools = Callable[[Kind], WorkerPool]
 
@@ -40,6 +36,8 @@ def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
     with ExitStack() as stack:
 
         def pool_of(kind: Kind) -> WorkerPool:
+            if kind is Kind.CPU:
+                return shared_pool()
             if kind not in made:
                 folder = tmp_path_factory.mktemp(f"workers-{kind.value}")
                 env = _imitation(folder) if kind is Kind.SIMULATED else {}
