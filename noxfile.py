@@ -153,9 +153,20 @@ def gpu(session: nox.Session) -> None:
 @nox.session
 def fuzz(session: nox.Session) -> None:
     """Fuzz frames and handshakes for a long time: `-- [--frames 10000000] [--seconds 3600] [--seed N]`."""
+    _with_package(session, "tests.multiworld.fuzz")
+
+
+@nox.session
+def native(session: nox.Session) -> None:
+    """The compiled core under sanitizers: compared with the Python engine, and fuzzed: `-- [--seconds 60]`."""
+    _with_package(session, "tests.multiworld.engine")
+
+
+def _with_package(session: nox.Session, module: str) -> None:
+    """Run a module in an environment with torch and the package."""
     _install_torch(session)
     session.install("-e", ".")
-    session.run("python", "-m", "tests.multiworld.fuzz", *session.posargs, env={"PYTHONPATH": str(HERE)})
+    session.run("python", "-m", module, *session.posargs, env={"PYTHONPATH": str(HERE)})
 
 
 @nox.session

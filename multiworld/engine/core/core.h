@@ -22,7 +22,7 @@ class Wire {
   // Send a frame. The memory of a `send` is read in place until it is told that all is written, or disowned. Everything
   // else is copied if it does not go out at once.
   virtual void put(int peer, const Header& header, Span first, Span second, SendOperation* send) = 0;
-  // Copy what is not written yet of `send`: its memory is the caller's again.
+  // Copy what is not written yet of `send`: its memory is the caller's again. Without memory for that the way ends.
   virtual void disown(int peer, SendOperation& send) = 0;
   // Whether a payload from `peer` is on its way to the memory it was given.
   virtual bool receiving(int peer) = 0;

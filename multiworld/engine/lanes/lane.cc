@@ -114,7 +114,11 @@ void Lane::flush() {
 void Lane::disown(SendOperation& send) {
   for (Rest& rest : backlog_) {
     if (rest.owner.get() != &send) continue;
-    rest.own = Memory::copy(rest.span);
+    try {
+      rest.own = Memory::copy(rest.span);
+    } catch (const std::bad_alloc&) {
+      return end(ENOMEM);
+    }
     rest.span.data = rest.own.data();
     rest.owner = nullptr;
   }

@@ -6,8 +6,8 @@ import contextlib
 import ctypes
 import itertools
 import random
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +24,7 @@ from multiworld.matching.send_receive import ReceiveOperation, SendOperation
 
 LONGEST = 256
 ROOM = 4096
+GROUPS = ((0, 1, 2), (0, 1), (0, 2), (1, 2))
 Frame = tuple[int, int, int, int, int, int]  # a header
 
 
@@ -166,6 +167,7 @@ class Node:
         made = library.node_new(rank, (ctypes.c_int * len(peers))(*peers), len(peers), ctypes.c_uint64(LONGEST))
         self.native = ctypes.c_void_p(made)
         self.pairs: list[Pair] = []
+        self.collectives: Counter[tuple[int, ...]] = Counter()  # by ranks
         self.room = ctypes.create_string_buffer(ROOM)
 
     def close(self) -> None:
@@ -181,12 +183,11 @@ class Node:
         signature = (mode, dtype, sum(map(len, parts)))
         python = SendOperation("send", messages, key, signature, parts, ours if borrowed else None)
         self.engine.send(python)
-        kept = ctypes.create_string_buffer(tail, max(1, len(tail)))
         native = self._call(
-            "send", peer, _u64(key), int(mode), dtype, theirs, _u64(len(data)), kept, _u64(len(parts[1:] and tail)),
+            "send", peer, _u64(key), int(mode), dtype, theirs, _u64(len(data)), tail, _u64(len(parts[1:] and tail)),
             int(borrowed),
         )  # fmt: skip
-        self.pairs.append(Pair(python, native, sent=[ours, theirs, kept]))
+        self.pairs.append(Pair(python, native, sent=[ours, theirs] if borrowed else []))
 
     def receive(self, peer: int | None, key: int, mode: Mode, dtype: int, nbytes: int) -> None:
         own, memory = bytearray(nbytes), ctypes.create_string_buffer(max(1, nbytes))
@@ -208,6 +209,7 @@ class Node:
         self.pairs.append(Pair(python, native, (own, memory)))
 
     def collective(self, gid: int, ranks: tuple[int, ...], nbytes: int, data: bytes) -> None:
+        self.collectives[ranks] += 1
         group = GroupMembers()
         group.member = SimpleNamespace(world_rank=self.rank)  # type: ignore[assignment]
         group.ranks, group.gid, group.digest = ranks, gid, 0
@@ -226,7 +228,7 @@ class Node:
         pair.withdrawn = True
         pair.python.withdraw()
         self._call("withdraw", pair.native)
-        for memory in pair.sent[:2] if isinstance(pair.python, SendOperation) else pair.memory or ():
+        for memory in pair.sent if isinstance(pair.python, SendOperation) else pair.memory or ():
             count = len(memory)  # it is the caller's again, who writes to it
             memory[:count] = b"\xff" * count
 
@@ -329,36 +331,112 @@ class Schedule:
     """Random calls, withdrawals, frames and deaths in a world of three."""
 
     def __init__(self, library: ctypes.CDLL, seed: int, size: int = 3) -> None:
-        self.draw = random.Random(seed)
+        self.seed, self.draw = seed, random.Random(seed)
         self.nodes = [Node(library, rank, size) for rank in range(size)]
         self.ways = {(to, of): OnTheWay() for to, of in itertools.permutations(range(size), 2)}
         self.left: set[int] = set()
         #: the rare ends, so that most schedules go on for long
         self.deadly = self.draw.random() < 0.5
+        #: share of messages of all kinds, whose ends mostly do not fit together
+        self.variety = self.draw.choice((0.1, 0.3, 1.0))
 
     def run(self, steps: int) -> None:
-        for _ in range(steps):
-            self.step()
-        for _ in range(4000):  # all that is on its way arrives
-            if not any(self.deliver(to, of) | self.write(of, to) for to, of in self.ways):
-                break
+        """Play ``steps`` steps, then the end of the world.
+
+        Raises:
+            AssertionError: the core did something else than the Python engine.
+        """
+        try:
+            for _ in range(steps):
+                self.step()
+            self.finish()
+        except AssertionError as error:
+            raise AssertionError(f"seed {self.seed}") from error
         for node in self.nodes:
             node.close()
 
     def step(self) -> None:
         acts = (self.call,) * 4 + (self.withdraw,) * 2 + (self.move,) * 10 + (self.die,) * self.deadly
         self.draw.choice(acts)()
+        self.compare()
+
+    def compare(self) -> None:
         for node in self.nodes:
             node.compare()
+
+    def finish(self) -> None:
+        """Give all messages up, let members leave one after the other, and ask for what they have sent."""
+        if self.draw.random() < 0.8:
+            self.complete_collectives()
+        for node in self.nodes:
+            self.volley(node)
+        for node in self.nodes:
+            self.withdraw_all(node)
+            self.compare()
+        if self.draw.random() < 0.6:
+            self.settle()
+            self.reclaim(self.draw.choice(self.nodes))
+        for _ in self.nodes[1:]:
+            staying = [node for node in self.nodes if node.rank not in self.left and node.engine.failure is None]
+            if staying:
+                self.leave(self.draw.choice(staying))
+            self.settle()
+            for node in self.nodes:
+                if self.draw.random() < 0.5:
+                    self.reclaim(node)
+        for _ in range(12):
+            self.call()
+            self.compare()
+        self.settle()
+
+    def volley(self, node: Node) -> None:
+        """Let a peer send some messages to receives of ``node``, and let a part of that come."""
+        peer = self.draw.choice([one for one in self.nodes if one is not node])
+        nbytes = self.draw.choice((8, 40, 300))
+        for _ in range(self.draw.randrange(2, 6)):
+            if self.left.isdisjoint((peer.rank, node.rank)):
+                peer.send(node.rank, 1, Mode.FIXED, 7, self.draw.randbytes(nbytes), b"")
+                node.receive(peer.rank, 1, Mode.FIXED, 7, nbytes)
+        ways = [(node.rank, peer.rank), (peer.rank, node.rank)]
+        for _ in range(self.draw.randrange(80)):
+            self.move(ways)
+        self.compare()
+
+    def reclaim(self, node: Node) -> None:
+        """Receive what lies ready of messages that were given up."""
+        for peer, messages in node.engine.messages.items():
+            for key, kept in messages.kept.items():
+                for message in list(kept):
+                    anybody = message.mode == Mode.FIXED and self.draw.random() < 0.3
+                    node.receive(None if anybody else peer, key, Mode(message.mode), message.dtype, message.nbytes)
+                    self.compare()
+
+    def settle(self) -> None:
+        """Let all that is on its way arrive."""
+        ways = self.draw.sample(list(self.ways), len(self.ways))
+        while any(self.deliver(to, of) | self.write(of, to) for to, of in ways):
+            pass
+        self.compare()
+
+    def complete_collectives(self) -> None:
+        """Let every member call what another one of its group has called."""
+        for ranks in GROUPS:
+            called = {rank: self.nodes[rank].collectives[ranks] for rank in ranks}
+            for rank, count in called.items():
+                for _ in range(max(called.values()) - count):
+                    self.nodes[rank].collective(sum(ranks), ranks, 8, b"catch up")
 
     def call(self) -> None:
         node = self.draw.choice(self.nodes)
         if node.rank in self.left:
             return
         peer = self.draw.choice([one for one in range(len(self.nodes)) if one != node.rank])
-        key, dtype = self.draw.choice((1, 1, 1, 2)), self.draw.choice((7, 7, 7, 7, 3))
-        mode = self.draw.choice((Mode.FIXED,) * 5 + (Mode.TENSOR, Mode.OBJECT))
-        nbytes = self.draw.choice((0, 8, 8, 8, 8, 40, 300))
+        key = self.draw.choice((1, 1, 1, 2))
+        dtype, mode, nbytes = 7, Mode.FIXED, 8
+        if self.draw.random() < self.variety:
+            dtype = self.draw.choice((7, 7, 7, 7, 3))
+            mode = self.draw.choice((Mode.FIXED,) * 5 + (Mode.TENSOR, Mode.OBJECT))
+            nbytes = self.draw.choice((0, 8, 8, 8, 8, 40, 300))
         act = self.draw.randrange(9)
         if act < 4:
             node.send(peer, key, mode, dtype, self.draw.randbytes(nbytes), b"\x01\x02")
@@ -367,23 +445,34 @@ class Schedule:
         elif act == 7:
             node.receive(None, key, Mode.FIXED, dtype, nbytes)
         else:
-            ranks = self.draw.choice(((0, 1, 2), (0, 1, 2), tuple(sorted((node.rank, peer)))))
+            ranks = self.draw.choice((GROUPS[0], GROUPS[0], tuple(sorted((node.rank, peer)))))
             node.collective(sum(ranks), ranks, self.draw.choice((8, 8, 8, 16)), self.draw.randbytes(nbytes))
 
     def withdraw(self) -> None:
         node = self.draw.choice(self.nodes)
+        if self.draw.random() < 0.05:
+            self.withdraw_all(node)
+            return
         open_ones = [one for one in node.pairs[-12:] if not one.withdrawn]
         if not open_ones:
             return
         crossing = [one for one in open_ones if one.python.succeeded or getattr(one.python, "arriving", False)]
-        pair = self.draw.choice(crossing if crossing and self.draw.random() < 0.5 else open_ones)
+        self.give_up(node, self.draw.choice(crossing if crossing and self.draw.random() < 0.5 else open_ones))
+
+    def withdraw_all(self, node: Node) -> None:
+        """Withdraw what is open at a member, and its last operations, in any order."""
+        pairs = [one for one in node.pairs if not one.withdrawn and (not one.python.done or one in node.pairs[-12:])]
+        for pair in self.draw.sample(pairs, len(pairs)):
+            self.give_up(node, pair)
+
+    def give_up(self, node: Node, pair: Pair) -> None:
         messages = isinstance(pair.python, SendOperation | ReceiveOperation | AnyReceive)
         # Its end and the withdrawal may cross, but what has failed has nothing that could be given up.
         if messages and (not pair.python.done or pair.python.succeeded) and node.engine.failure is None:
             node.withdraw(pair)
 
-    def move(self) -> None:
-        to, of = self.draw.choice(list(self.ways))
+    def move(self, ways: Sequence[tuple[int, int]] = ()) -> None:
+        to, of = self.draw.choice(ways or list(self.ways))
         if self.draw.random() < 0.5:
             self.write(of, to)
         else:
@@ -430,15 +519,19 @@ class Schedule:
         if self.draw.random() < 0.2:
             node.end()
         elif node.rank not in self.left and node.engine.failure is None:
-            self.left.add(node.rank)
-            gives_up = node.engine.gives_up()
-            assert bool(node._call("gives_up")) == gives_up
-            for sink in node.host.sinks.values():
-                sink.put(Kind.BYE, flags=int(gives_up))
-            for peer in node.host.sinks:  # the core's frames are put by its own owner
-                self.ways[peer, node.rank].frames.extend(self._all_of(node, peer))
-            node.host.log.clear()
-            node.end()
+            self.leave(node)
+
+    def leave(self, node: Node) -> None:
+        """Let a member say good-bye and end."""
+        self.left.add(node.rank)
+        gives_up = node.engine.gives_up()
+        assert bool(node._call("gives_up")) == gives_up
+        for sink in node.host.sinks.values():
+            sink.put(Kind.BYE, flags=int(gives_up))
+        for peer in node.host.sinks:  # the core's frames are put by its own owner
+            self.ways[peer, node.rank].frames.extend(self._all_of(node, peer))
+        node.host.log.clear()
+        node.end()
 
     def _all_of(self, node: Node, peer: int) -> list[tuple[Frame, bytes]]:
         sink, said = node.host.sinks[peer], []
@@ -448,3 +541,9 @@ class Schedule:
             said.append(written)
         said.append((sink.unwritten[0].header, b""))
         return said
+
+
+def play(library: ctypes.CDLL, schedules: int) -> None:
+    """Play schedules of 100 steps on a core that is compiled with ``driver.cc``."""
+    for seed in range(schedules):
+        Schedule(library, seed).run(100)

@@ -46,6 +46,10 @@ struct Node : Wire, Host {
   }
   bool receiving(int peer) override { return bodies.contains(peer); }
   void redirect(int peer, const char* whole, char* own, uint64_t) override {
+    if (!own) {  // the rest is dropped
+      bodies.erase(peer);
+      return;
+    }
     Body& body = bodies.at(peer);
     if (body.come) memcpy(own, whole, body.come);
     body.placement.to = own;
