@@ -192,7 +192,8 @@ def build_id(path: Path) -> str:
             for section in ELFFile(stream).iter_sections():
                 if isinstance(section, NoteSection):
                     for item in section.iter_notes():
-                        if item["n_type"] == "NT_GNU_BUILD_ID":
+                        # Other owners number their notes likewise.
+                        if item["n_type"] == "NT_GNU_BUILD_ID" and item["n_name"] == "GNU":
                             return str(item["n_desc"])
     except ELFError as error:
         raise WheelError(f"{path.name} is not an ELF file", cause=str(error)) from None
