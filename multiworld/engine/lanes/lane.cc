@@ -79,6 +79,15 @@ void Lane::write(Span head, Span first, Span second, SendOperation* send) {
       return;
     }
   }
+  try {
+    keep(spans, done, send);
+  } catch (const std::bad_alloc&) {  // half a frame is out
+    end(ENOMEM);
+  }
+}
+
+// Write the rest later, from the memory of `send`, or from a copy.
+void Lane::keep(Span (&spans)[3], uint64_t done, SendOperation* send) {
   for (Span& span : spans) {
     uint64_t written = std::min(done, span.size);
     done -= written;

@@ -61,6 +61,7 @@ class Lane {
   };
 
   void write(Span head, Span first, Span second, SendOperation* send);
+  void keep(Span (&spans)[3], uint64_t done, SendOperation* send);
   void end(int error);
   void parse(const char* at, uint64_t size);
   void advance(uint64_t count);

@@ -1,6 +1,7 @@
 """Run the compiled core under the address and undefined-behaviour sanitizers: ``python -m tests.multiworld.engine``.
 
-First the schedules of ``model.py``, which compare it with the Python engine; then the fuzzer, where clang is there.
+First the schedules of ``model.py``, which compare it with the Python engine; then threads on two whole engines, under the
+thread sanitizer as well; then the fuzzer, where clang is there.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.multiworld.engine.compiled import compile_core
+from tests.multiworld.engine.compiled import SOURCES, compile_core
 from tests.multiworld.engine.model import play
 
 SANITIZED = ("-O1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all")
@@ -32,12 +33,24 @@ def play_sanitized(folder: Path, schedules: int) -> None:
     subprocess.run([*command, "--schedules", str(schedules)], check=True, env=env)
 
 
+def stress(folder: Path, sanitizers: str) -> None:
+    """Let threads send, receive and give up on two engines, under these sanitizers."""
+    parts = [str(path) for part in ("lanes", "mover") for path in sorted(SOURCES.glob(f"{part}/*.cc"))]
+    made = folder / "stress"
+    compile_core("stress.cc", made, "g++", *SANITIZED, f"-fsanitize={sanitizers}", "-pthread", *parts)
+    subprocess.run([str(made)], check=True, timeout=1200)
+
+
 def fuzz(folder: Path, seconds: int) -> None:
     """Fuzz the core; what it finds stays in the current folder."""
     fuzzer = compile_core(
-        "fuzz_core.cc", folder / "fuzz", "clang++", *SANITIZED, "-fsanitize=fuzzer,address,undefined",
+        "fuzz_core.cc",
+        folder / "fuzz",
+        "clang++",
+        *SANITIZED,
+        "-fsanitize=fuzzer,address,undefined",
         "-Wl,--wrap=aligned_alloc",
-    )  # fmt: skip
+    )
     corpus = folder / "corpus"
     corpus.mkdir()
     options = ["-max_len=800", "-len_control=0", "-entropic=0", "-verbosity=0", "-print_final_stats=1"]
@@ -57,6 +70,8 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         play_sanitized(Path(folder), options.schedules)
+        for sanitizers in ("thread", "address,undefined"):
+            stress(Path(folder), sanitizers)
         if shutil.which("clang++"):
             fuzz(Path(folder), options.seconds)
         else:

@@ -184,9 +184,17 @@ class Node:
         python = SendOperation("send", messages, key, signature, parts, ours if borrowed else None)
         self.engine.send(python)
         native = self._call(
-            "send", peer, _u64(key), int(mode), dtype, theirs, _u64(len(data)), tail, _u64(len(parts[1:] and tail)),
+            "send",
+            peer,
+            _u64(key),
+            int(mode),
+            dtype,
+            theirs,
+            _u64(len(data)),
+            tail,
+            _u64(len(parts[1:] and tail)),
             int(borrowed),
-        )  # fmt: skip
+        )
         self.pairs.append(Pair(python, native, sent=[ours, theirs] if borrowed else []))
 
     def receive(self, peer: int | None, key: int, mode: Mode, dtype: int, nbytes: int) -> None:
@@ -203,9 +211,7 @@ class Node:
             python = self.engine.receive(
                 ReceiveOperation("recv", self.engine.messages[peer], key, signature, view, keep)
             )
-            native = self._call(
-                "receive", peer, _u64(key), int(mode), dtype, _u64(nbytes), memory if fixed else None
-            )  # fmt: skip
+            native = self._call("receive", peer, _u64(key), int(mode), dtype, _u64(nbytes), memory if fixed else None)
         self.pairs.append(Pair(python, native, (own, memory)))
 
     def collective(self, gid: int, ranks: tuple[int, ...], nbytes: int, data: bytes) -> None:
@@ -219,9 +225,15 @@ class Node:
         python = self.engine.collective(group, plan)
         packed = fingerprint.packed(0)
         native = self._call(
-            "collective", _u64(gid), (ctypes.c_int * len(ranks))(*ranks), len(ranks), packed, _u64(len(packed)),
-            data * len(ranks), _u64(len(data)),
-        )  # fmt: skip
+            "collective",
+            _u64(gid),
+            (ctypes.c_int * len(ranks))(*ranks),
+            len(ranks),
+            packed,
+            _u64(len(packed)),
+            data * len(ranks),
+            _u64(len(data)),
+        )
         self.pairs.append(Pair(python, native, sent=heard))
 
     def withdraw(self, pair: Pair) -> None:
