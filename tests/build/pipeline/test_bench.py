@@ -130,9 +130,8 @@ def test_the_making_of_wheels_is_measured(built_release: Place, tmp_path: Path) 
     place.go.touch()
     arguments: list[str | Path] = ["--repeats", "1", "--source", place.tree, "--dist", place.dist]
     arguments += ["--json", tmp_path / "figures.json"]
-    with lr.started(place, "bench", "overlay", *arguments) as process:
-        output = lr.finish(process)
-    assert process.returncode in (0, ProbeError.exit_code), output  # whether a limit is kept is the machine's affair
+    status, output = lr.command(place, "bench", "overlay", *arguments)
+    assert status in (0, ProbeError.exit_code), output  # whether a limit is kept is the machine's affair
     rows = {row["name"]: row for row in json.loads((tmp_path / "figures.json").read_text())}
     assert len(rows) == 6
     assert rows[f"compile and link {lt.VERSION}, nothing cached"]["value"] > 0
@@ -146,7 +145,6 @@ def test_what_cannot_be_measured(tmp_path: Path, little: Little) -> None:
     place = lr.make(little, tmp_path)
     cases = (["overlay", "--dist", str(place.dist)], "holds no build"), (["speed"], "unknown benchmark: speed")
     for arguments, said in cases:
-        with lr.started(place, "bench", *arguments) as process:
-            output = lr.finish(process)
-        assert process.returncode == 2
+        status, output = lr.command(place, "bench", *arguments)
+        assert status == 2
         assert said in output
