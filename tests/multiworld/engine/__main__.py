@@ -1,7 +1,7 @@
 """Run the compiled core under the address and undefined-behaviour sanitizers: ``python -m tests.multiworld.engine``.
 
-First the schedules of ``model.py``, which compare it with the Python engine; then threads on two whole engines, under the
-thread sanitizer as well; then the fuzzer, where clang is there.
+First the schedules of ``model.py``, which compare it with the Python engine; then threads on two whole engines, under
+the thread sanitizer as well; then the fuzzer, where clang is there.
 """
 
 from __future__ import annotations
