@@ -121,7 +121,7 @@ def tests(session: nox.Session) -> None:
     With `--whole` the rows of the nightly run, too.
     """
     # At once: most of the package's tests wait while the tooling's compile.
-    _pytest(session, "all", "tests/build", "tests/multiworld/core", _FAULTS)
+    _pytest(session, "all", "tests/build", "tests/multiworld/core", "tests/multiworld/engine", _FAULTS)
 
 
 @nox.session
