@@ -46,6 +46,7 @@ class Budget:
 
     def __init__(self, nbytes: int) -> None:
         self._work = BASE_WORK + WORK_PER_BYTE * nbytes
+        self._weights: dict[int, tuple[int, int, Any]] = {}  # weight, depth and the value itself, by id
         self._hashes: dict[int, tuple[dict[int, int], Any]] = {}  # of the keys in a dict or set, by its id
 
     def spend(self, units: int) -> None:
@@ -62,7 +63,7 @@ class Budget:
         elif kind is int and -_SMALL < key < _SMALL:
             self._work -= 1
         else:
-            self.spend(4 * self._weight(key))
+            self.spend(4 * self._weight(key, 0)[0])
             self._count_hash(hash(key), container)
         if self._work < 0:
             self.spend(0)
@@ -75,17 +76,35 @@ class Budget:
         if count > MAX_COLLISIONS:
             refuse("the object holds a dict or set whose keys collide")
 
-    def _weight(self, value: Any, depth: int = 0) -> int:
-        """Return how many values are visited when ``value`` is hashed or compared, about; refuses one too deep."""
+    def _weight(self, value: Any, depth: int) -> tuple[int, int]:
+        """Return how many values are visited when ``value`` is hashed or compared, and how deep they lie."""
         kind = type(value)
+        if kind is tuple and _LEAVES.issuperset(map(type, value)):
+            return 1 + len(value) + sum(map(sys.getsizeof, value)) // 256, 1
         if kind is tuple or kind is frozenset:
+            return self._weight_of_parts(value, depth)
+        if kind in _LEAVES:
+            return 1 + sys.getsizeof(value) // 256, 0
+        if kind is range or kind is slice:
+            return 4 + sum(map(sys.getsizeof, (value.start, value.stop, value.step))) // 64, 1
+        return 8, 0
+
+    def _weight_of_parts(self, value: Any, depth: int) -> tuple[int, int]:
+        known = self._weights.get(id(value))
+        if known is None:
             if depth > MAX_KEY_DEPTH:
                 refuse(f"the object holds a key that is nested more than {MAX_KEY_DEPTH} deep")
-            self.spend(8 * len(value))
-            return 1 + sum(self._weight(part, depth + 1) for part in value)
-        if kind is range or kind is slice:
-            return 4 + sum(map(sys.getsizeof, (value.start, value.stop, value.step))) // 64
-        return 1 + sys.getsizeof(value) // 256 if kind in _LEAVES else 8
+            weight = below = 1
+            for part in value:
+                more, deep = self._weight(part, depth + 1)
+                self.spend(8)
+                weight, below = weight + more, max(below, deep + 1)
+                if weight > self._work:
+                    refuse("the object holds a key that cannot be hashed in reasonable time")
+            known = self._weights[id(value)] = weight, below, value
+        if depth + known[1] > MAX_KEY_DEPTH:
+            refuse(f"the object holds a key that is nested more than {MAX_KEY_DEPTH} deep")
+        return known[0], known[1]
 
 
 #: no pickle ever changes one of these
@@ -96,8 +115,12 @@ _unpack_double: Final = struct.Struct(">d").unpack_from
 
 
 class Machine:
-    """Reads one pickle. ``find`` says what of ``names``, those that the caller allows, or which ``Factory`` a module
-    and a name stand for, and whether it is the caller's own.
+    """Reads one pickle.
+
+    Args:
+        data: the whole pickle.
+        names: what the caller allows, by full name.
+        find: what a module and a name stand for, and whether it is the caller's own; if not, it is a ``Factory``.
     """
 
     def __init__(self, data: memoryview, names: Any, find: Callable[[Any, str, str], tuple[Any, bool]]) -> None:
