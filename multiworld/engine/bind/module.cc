@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <ctime>
 #include <map>
+#include <stdexcept>
 #include <system_error>
 
 #include "mover/engine.h"
@@ -147,6 +148,13 @@ PyObject* outcome_of(Engine& engine, uint64_t id) {
                        static_cast<unsigned long long>(result.theirs.nbytes));
 }
 
+// The same for one that its caller has no number of: it is withdrawn if it is not done.
+PyObject* outcome_or_withdrawn(Engine& engine, uint64_t id) {
+  PyObject* outcome = outcome_of(engine, id);
+  unlocked([&] { return engine.withdraw(id), 0; });
+  return outcome;
+}
+
 PyObject* setup(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!count_is(count, 4)) return nullptr;
   const char* texts[n_count] = {"dtype",   "layout", "is_cpu",        "is_contiguous", "is_conj",
@@ -157,7 +165,8 @@ PyObject* setup(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return none();
 }
 
-// send(peer, key, tensor, seconds), recv(...): None if the tensor is not plain, else the outcome.
+// send(peer, key, tensor, seconds), recv(...): None if the tensor is not plain, else the outcome. One that is not done by then is
+// withdrawn.
 template <bool receives>
 PyObject* whole(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   Engine* engine = engine_of(self);
@@ -179,7 +188,7 @@ PyObject* whole(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   });
   if (!done && !heeded(*engine, id)) return nullptr;
   if (!done && !waited(*engine, id, until)) return nullptr;
-  return outcome_of(*engine, id);
+  return outcome_or_withdrawn(*engine, id);
 }
 
 // start_send(peer, key, tensor), start_recv(...): None if the tensor is not plain, else the number of the operation.
@@ -308,26 +317,47 @@ PyObject* engine_new(PyTypeObject* type, PyObject* args, PyObject*) {
 }
 
 void engine_free(PyObject* self) {
-  delete reinterpret_cast<EngineObject*>(self)->engine;
+  Engine* engine = reinterpret_cast<EngineObject*>(self)->engine;
+  if (!engine || !engine->forked()) delete engine;  // in a forked child it may be half changed
   PyObject* type = type_of(self);
   reinterpret_cast<freefunc>(PyType_GetSlot(reinterpret_cast<PyTypeObject*>(type), Py_tp_free))(self);
   Py_DecRef(type);
 }
 
-#define FAST(name, function) {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function)), METH_FASTCALL, nullptr}
+// A function whose C++ exceptions become Python's.
+template <auto function>
+struct Guarded;
+template <class... Args, PyObject* (*function)(Args...)>
+struct Guarded<function> {
+  static PyObject* call(Args... args) {
+    try {
+      return function(args...);
+    } catch (const std::bad_alloc&) {
+      return PyErr_NoMemory();
+    } catch (const std::out_of_range&) {
+      return PyErr_Format(PyExc_ValueError, "there is no such peer");
+    } catch (const std::exception& error) {
+      return PyErr_Format(PyExc_RuntimeError, "%s", error.what());
+    }
+  }
+};
+
+#define FAST(name, function) \
+  {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&Guarded<function>::call)), METH_FASTCALL, nullptr}
+#define PLAIN(name, function, flags) {name, &Guarded<function>::call, flags, nullptr}
 PyMethodDef engine_methods[] = {
     FAST("send", whole<false>),
     FAST("recv", whole<true>),
     FAST("start_send", start<false>),
     FAST("start_recv", start<true>),
     FAST("wait", wait_for),
-    {"outcome", outcome, METH_O, nullptr},
-    {"withdraw", withdraw, METH_O, nullptr},
-    {"notify", notify, METH_O, nullptr},
-    {"progress", progress, METH_NOARGS, nullptr},
-    {"events", events, METH_NOARGS, nullptr},
-    {"flush", flush, METH_NOARGS, nullptr},
-    {"end", end, METH_O, nullptr},
+    PLAIN("outcome", outcome, METH_O),
+    PLAIN("withdraw", withdraw, METH_O),
+    PLAIN("notify", notify, METH_O),
+    PLAIN("progress", progress, METH_NOARGS),
+    PLAIN("events", events, METH_NOARGS),
+    PLAIN("flush", flush, METH_NOARGS),
+    PLAIN("end", end, METH_O),
     {"readable", fileno<&Engine::readable>, METH_NOARGS, nullptr},
     {"completed", fileno<&Engine::completed>, METH_NOARGS, nullptr},
     {"eventful", fileno<&Engine::eventful>, METH_NOARGS, nullptr},

@@ -62,7 +62,7 @@ constexpr int Py_tp_alloc = 47, Py_tp_dealloc = 52, Py_tp_methods = 64, Py_tp_ne
 constexpr int abi_version = 3;
 
 extern PyObject _Py_NoneStruct, _Py_TrueStruct;
-extern PyObject *PyExc_TypeError, *PyExc_OSError, *PyExc_RuntimeError;
+extern PyObject *PyExc_TypeError, *PyExc_OSError, *PyExc_RuntimeError, *PyExc_ValueError;
 extern PyTypeObject PyDict_Type;
 
 void Py_IncRef(PyObject*);
@@ -89,6 +89,7 @@ PyObject* Py_BuildValue(const char*, ...);
 PyObject* PyErr_Occurred();
 PyObject* PyErr_Format(PyObject*, const char*, ...);
 PyObject* PyErr_SetFromErrno(PyObject*);
+PyObject* PyErr_NoMemory();
 void PyErr_Fetch(PyObject**, PyObject**, PyObject**);
 void PyErr_Restore(PyObject*, PyObject*, PyObject*);
 int PyErr_CheckSignals();

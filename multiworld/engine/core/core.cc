@@ -250,7 +250,7 @@ void Core::on_offer(int peer, uint32_t seq) {
 // the receive (take). So no other receive of ours can take it meanwhile, and leave us waiting for a peer without another.
 void Core::choose(const AnyRef& any, Messages& messages, bool offered) {
   any->chosen = std::make_shared<ReceiveOperation>(messages, any->key, any->signature, any->to, any->borrowed);
-  any->chosen->peer = messages.peer;
+  any->chosen->peer = any->peer = messages.peer;
   any->chosen->asked_by = any;
   if (offered) any->chosen->offer = any->seq;
   close(*any, offered ? messages.peer : -1);

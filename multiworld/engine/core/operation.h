@@ -130,6 +130,7 @@ struct CollectiveOperation : Operation {
   std::vector<int> ranks;
   std::string fingerprint;
   bool launches;  // once agreed on it goes through the backend, whose end is the host's to tell
+  bool agreed = false;
   uint32_t seq = 0;
   std::map<int, Said> heard;  // by world rank
 };

@@ -27,6 +27,8 @@ constexpr int most_events = 16;
 constexpr uint32_t slot_bits = 24;
 // The longest value that sets up a backend.
 constexpr uint64_t max_value_bytes = 1 << 20;
+// And so much of them waits for the owner at most.
+constexpr uint64_t most_value_bytes = 16 << 20;
 
 int64_t now_ns() {
   timespec time;
@@ -93,7 +95,11 @@ Engine::Engine(int rank, const std::map<int, int>& lanes, uint64_t max_message_b
     auto on_end = [this](Lane& lane, int error) { lane_ended(lane, error); };
     Lane& lane = lanes_.try_emplace(peer, fd, peer, core_, on_end).first->second;
     event.data.ptr = &lane;
-    epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event);
+    if (epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) == 0) continue;
+    int error = errno;
+    for (auto& [other, made] : lanes_) made.fd = -1;  // they stay the caller's
+    close_all();
+    throw std::system_error(error, std::generic_category());
   }
   std::lock_guard guard(all_mutex);
   [[maybe_unused]] static int hooked = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
@@ -161,6 +167,10 @@ uint64_t Engine::take_up(const OperationRef& operation) {
   slot.id += uint64_t(1) << slot_bits;  // a number is never used again
   slot.operation = operation;
   operation->id = slot.id;
+  if (operation->type == Operation::Type::collective && !operation->done()) {
+    auto& collective = static_cast<CollectiveOperation&>(*operation);
+    if (collective.agreed) agreed(collective);  // the others had called it before us
+  }
   return slot.id;
 }
 
@@ -171,9 +181,10 @@ Engine::Slot* Engine::find(uint64_t id) {
 }
 
 void Engine::let_go(Slot& slot) {
+  wake(slot);
   slot.operation->id = 0;
   slot.operation.reset();
-  slot.notify = false;
+  slot.notify = slot.waiting = false;
   free_.push_back(uint32_t(slot.id & ((uint64_t(1) << slot_bits) - 1)));
 }
 
@@ -183,9 +194,14 @@ bool Engine::wait(uint64_t id, int64_t until, bool* interrupted) {
   Locked lock(*this);
   Slot* slot = find(id);
   if (!slot) return true;
+  OperationRef operation = slot->operation;
+  int64_t look_around = now_ns() + look_around_ns;
   slot->waiting = true;
-  while (!slot->operation->done() && !*interrupted) {
-    int64_t left = std::min(until - now_ns(), look_around_ns);
+  // Another thread may let go of it meanwhile, and its place be another's.
+  while (!operation->done() && find(id) && !*interrupted) {
+    int64_t now = now_ns(), left = std::min(until, look_around) - now;
+    // A signal that comes between two system calls interrupts neither.
+    *interrupted = now >= look_around;
     if (left <= 0) break;
     if (leader_) {
       follow(lock, *slot, left, interrupted);
@@ -193,9 +209,9 @@ bool Engine::wait(uint64_t id, int64_t until, bool* interrupted) {
       lead(lock, *slot, left, interrupted);
     }
   }
-  slot->waiting = false;
+  if (find(id)) slot->waiting = false;
   if (!leader_) pass_the_lead();
-  return slot->operation->done();
+  return operation->done();
 }
 
 void Engine::lead(Locked& lock, Slot& slot, int64_t patience_ns, bool* interrupted) {
@@ -273,7 +289,9 @@ void Engine::withdraw(uint64_t id) {
   Slot* slot = find(id);
   if (!slot) return;
   OperationRef operation = slot->operation;
-  let_go(*slot);
+  bool goes_on = operation->type == Operation::Type::collective && !operation->done() &&
+                 static_cast<CollectiveOperation&>(*operation).launches;
+  if (!goes_on) let_go(*slot);  // else its number is needed until it is `over`
   try {
     core_.withdraw(operation);
   } catch (const std::bad_alloc&) {
@@ -308,20 +326,26 @@ std::vector<uint64_t> Engine::progress() {
 }
 
 void Engine::settled(Operation& operation) {
-  Slot* slot = operation.id && !operation.withdrawn ? find(operation.id) : nullptr;
+  Slot* slot = operation.id ? find(operation.id) : nullptr;
   if (!slot) return;
+  if (operation.withdrawn) return let_go(*slot);
   if (slot->notify) {
     done_.push_back(operation.id);
     if (!in_progress_ && !rung_) ring(loop_);
     rung_ |= !in_progress_;
   }
-  if (!slot->waiting || slot == serving_) return;
-  if (slot == leader_) {
+  wake(*slot);
+}
+
+// Let the thread that waits for it look.
+void Engine::wake(Slot& slot) {
+  if (!slot.waiting || &slot == serving_) return;
+  if (&slot == leader_) {
     if (!kicked_) ring(kick_);
     kicked_ = true;
   } else {
-    slot->word++;
-    awakened_.push_back(slot);
+    slot.word++;
+    awakened_.push_back(&slot);
   }
 }
 
@@ -332,6 +356,7 @@ std::vector<Event> Engine::events() {
   quiet(host_);
   std::vector<Event> events;
   events.swap(events_);
+  value_bytes_ = 0;
   return events;
 }
 
@@ -353,8 +378,6 @@ bool Engine::flush() {
 
 void Engine::end(bool orderly) {
   Locked lock(*this);
-  if (ended_) return;
-  ended_ = true;
   // First: from here on nothing is written to a caller's memory.
   for (auto& [peer, lane] : lanes_) {
     if (orderly) {
@@ -365,7 +388,8 @@ void Engine::end(bool orderly) {
       epoll_ctl(epoll_, EPOLL_CTL_DEL, lane.fd, nullptr);
     }
   }
-  core_.end();
+  if (!ended_) core_.end();
+  ended_ = true;
 }
 
 bool Engine::depart(int peer, bool gives_up) {
@@ -395,7 +419,7 @@ void Engine::redirect(int peer, const char* whole, char* own, uint64_t length) {
 }
 
 void Engine::agreed(CollectiveOperation& operation) {
-  tell({Event::Type::agreed, -1, 0, operation.id, {}});
+  if (operation.id) tell({Event::Type::agreed, -1, 0, operation.id, {}});
 }
 
 void Engine::lost(int peer, Loss why, const std::string& what) {
@@ -408,7 +432,8 @@ void Engine::lost(int peer, Loss why, const std::string& what) {
 }
 
 bool Engine::expects_value(int peer, const Header& header) {
-  if (header.nbytes <= max_value_bytes && header.flags <= header.nbytes) return true;
+  value_bytes_ += header.nbytes;
+  if (header.nbytes <= max_value_bytes && value_bytes_ <= most_value_bytes && header.flags <= header.nbytes) return true;
   lost(peer, Loss::protocol, "a value of " + std::to_string(header.nbytes) + " bytes for the set-up of a group");
   return false;
 }
@@ -417,6 +442,12 @@ void Engine::on_value(int peer, const Header& header, const Memory& value) {
   tell({Event::Type::value, peer, header.flags, header.key, std::string(value.data(), value.size())});
 }
 
-void Engine::on_bye(int peer, bool gives_up) { tell({Event::Type::bye, peer, gives_up, 0, {}}); }
+void Engine::on_bye(int peer, bool gives_up) {
+  if (farewells_.insert(peer).second) {
+    tell({Event::Type::bye, peer, gives_up, 0, {}});
+  } else {
+    lost(peer, Loss::protocol, "a second farewell");
+  }
+}
 
 }  // namespace multiworld

@@ -8,6 +8,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -49,8 +50,8 @@ class Engine final : private Wire, private Host {
   uint64_t collective(uint64_t group, std::vector<int> ranks, std::string fingerprint, bool launches,
                       const std::vector<Span>& outgoing);
 
-  // Move the data until the operation is done: true; false at `until`, in nanoseconds of the monotonic clock, or when a signal
-  // came, and then `interrupted` is set.
+  // Move the data until the operation is done: true. False at `until`, in nanoseconds of the monotonic clock; or when it is time
+  // to look for signals, and then `interrupted` is set.
   bool wait(uint64_t id, int64_t until, bool* interrupted);
   // The outcome of an operation, which is let go of if it is done.
   Result take(uint64_t id);
@@ -90,6 +91,7 @@ class Engine final : private Wire, private Host {
   uint64_t take_up(const OperationRef& operation);
   Slot* find(uint64_t id);
   void let_go(Slot& slot);
+  void wake(Slot& slot);
   void lead(Locked& lock, Slot& slot, int64_t patience_ns, bool* interrupted);
   void follow(Locked& lock, Slot& slot, int64_t patience_ns, bool* interrupted);
   void pass_the_lead();
@@ -124,6 +126,8 @@ class Engine final : private Wire, private Host {
   std::vector<Slot*> awakened_;  // once the lock is free: who is woken needs it
   std::vector<uint64_t> done_;   // for the event loop
   std::vector<Event> events_;
+  uint64_t value_bytes_ = 0;  // in these
+  std::set<int> farewells_;   // of whom there was one
   int epoll_ = -1;
   int kick_ = -1;  // wakes the leader
   int loop_ = -1;  // wakes the event loop

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,73 +15,92 @@ from build.errors import EnvironmentUnfitError, ReleaseDataError, UsageError
 from build.full import toolchains
 from build.full.toolchains import Kind
 from tests.build.full.conda_channel import Channel, driver
+from tests.once import once
 
 VERSIONS: tuple[str, ...] = ("12.1", "12.4")
 NVCC = "#!/bin/sh\necho 'Cuda compilation tools, release {0}, V{0}.1'\n"
 SPECIFICATION = "channels:\n  - {url}\ndependencies:\n  - cuda-nvcc\n  - cxx-compiler  # a comment\n  - picky\n"
 
 
-@pytest.fixture(scope="module")
-def channel(tmp_path_factory: pytest.TempPathFactory) -> Channel:
-    made = Channel(tmp_path_factory.mktemp("channel"))
-    for cuda in ("12.1", "12.4"):
-        made.add("cuda-version", cuda)
+@dataclass(frozen=True)
+class Made:
+    """What takes long, made once for all processes of a run.
+
+    Attributes:
+        cache: of the tooling; the environment of conda-lock is in it.
+        channel: where the packages are.
+        program: that plays conda.
+        locks: of both versions.
+    """
+
+    cache: Path
+    channel: Channel
+    program: Path
+    locks: Path
+
+
+def _make(folder: Path) -> Made:
+    channel = Channel(folder / "channel")
+    for cuda in VERSIONS:
+        channel.add("cuda-version", cuda)
         files = {"bin/nvcc": NVCC.format(cuda)}
-        made.add("cuda-nvcc", f"{cuda}.1", f"cuda-version {cuda}.*", "__cuda >=12", files=files)
-    made.add("cxx-compiler", "1.0", "gxx >=12", files={"bin/g++": '#!/bin/sh\nexec /usr/bin/g++ "$@"\n'})
-    made.add("gxx", "12.3")
-    made.add("picky", "1.0", "__glibc >=2.17")
-    made.add("picky", "2.0", "__glibc >=2.34")
-    made.publish()
-    return made
+        channel.add("cuda-nvcc", f"{cuda}.1", f"cuda-version {cuda}.*", "__cuda >=12", files=files)
+    channel.add("cxx-compiler", "1.0", "gxx >=12", files={"bin/g++": '#!/bin/sh\nexec /usr/bin/g++ "$@"\n'})
+    channel.add("gxx", "12.3")
+    channel.add("picky", "1.0", "__glibc >=2.17")
+    channel.add("picky", "2.0", "__glibc >=2.34")
+    channel.publish()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MULTIWORLD_CACHE", str(folder / "cache"))
+        patch.setattr(conda, "SPECIFICATION", folder / "environment.yml")
+        patch.setattr(conda, "LOCKS", folder / "locks")
+        (folder / "environment.yml").write_text(SPECIFICATION.format(url=channel.url))
+        program = driver(folder, conda.tools() / "bin" / "python")
+        for cuda in VERSIONS:
+            conda.make(conda.Lock(cuda), program)
+    return Made(folder / "cache", channel, program, folder / "locks")
 
 
 @pytest.fixture(scope="module")
-def program(module_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    assert module_cache.is_dir()
-    return driver(tmp_path_factory.mktemp("bin"), conda.tools() / "bin" / "python")
+def made(request: pytest.FixtureRequest) -> Iterator[Made]:
+    found = once(request, "conda", _make)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MULTIWORLD_CACHE", str(found.cache))
+        yield found
 
 
 @pytest.fixture
-def place(channel: Channel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def program(made: Made) -> Path:
+    return made.program
+
+
+@pytest.fixture
+def place(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project of two CUDA versions, and no conda of the machine."""
     monkeypatch.setattr(conda, "SPECIFICATION", tmp_path / "environment.yml")
     monkeypatch.setattr(conda, "LOCKS", tmp_path / "locks")
     monkeypatch.setattr(conda, "locks", lambda: tuple(map(conda.Lock, VERSIONS)))
     for name in ("CONDA_EXE", "MAMBA_EXE", "CONDA_PREFIX", "CUDA_HOME"):
         monkeypatch.delenv(name, raising=False)
-    (tmp_path / "environment.yml").write_text(SPECIFICATION.format(url=channel.url))
+    (tmp_path / "environment.yml").write_text(SPECIFICATION.format(url=made.channel.url))
     return tmp_path
 
 
-@pytest.fixture(scope="module")
-def solved(channel: Channel, program: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The locks of both versions, made once: conda-lock takes seconds."""
-    folder = tmp_path_factory.mktemp("solved")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conda, "SPECIFICATION", folder / "environment.yml")
-        patch.setattr(conda, "LOCKS", folder / "locks")
-        (folder / "environment.yml").write_text(SPECIFICATION.format(url=channel.url))
-        for cuda in VERSIONS:
-            conda.make(conda.Lock(cuda), program)
-    return folder / "locks"
-
-
 @pytest.fixture
-def locked(place: Path, solved: Path) -> Path:
-    shutil.copytree(solved, place / "locks")
+def locked(place: Path, made: Made) -> Path:
+    shutil.copytree(made.locks, place / "locks")
     return place
 
 
-def test_locks_are_made_and_then_fit(place: Path, solved: Path, channel: Channel) -> None:
+def test_locks_are_made_and_then_fit(place: Path, made: Made) -> None:
     assert conda.check_locks() == ["cuda-12.1.conda-lock.yml", "cuda-12.4.conda-lock.yml"]
-    shutil.copytree(solved, place / "locks")
+    shutil.copytree(made.locks, place / "locks")
     assert conda.check_locks() == []
     text = conda.Lock("12.4").path.read_text()
-    assert f"url: {channel.url}/linux-64/cuda-nvcc-12.4.1-0.tar.bz2" in text
+    assert f"url: {made.channel.url}/linux-64/cuda-nvcc-12.4.1-0.tar.bz2" in text
     assert "gxx-12.3-0.tar.bz2" in text
     assert "picky-1.0-0" in text  # 2.0 needs a newer glibc than wheels may
-    assert str(channel.packages["cuda-nvcc-12.4.1-0.tar.bz2"]["sha256"]) in text  # type: ignore[index]
+    assert str(made.channel.packages["cuda-nvcc-12.4.1-0.tar.bz2"]["sha256"]) in text  # type: ignore[index]
     assert "12.1" not in text.partition("package:")[2]
     assert "conda-lock-" not in text  # the folder in which it was made
 
