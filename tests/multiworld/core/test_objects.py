@@ -144,6 +144,11 @@ def test_plain_data_arrives_without_a_word(obj: Any) -> None:
     assert type(got[0]) is type(obj)
 
 
+def test_many_keys_of_many_small_parts_arrive() -> None:
+    obj = {tuple(bool(number >> bit & 1) for bit in range(64)): number for number in range(12_000)}
+    assert round_trip(obj) == obj
+
+
 def test_what_holds_itself_arrives() -> None:
     ring: list[Any] = [1]
     ring.append(ring)
