@@ -216,7 +216,7 @@ for _name, _words in _PASSED_ON.items():
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure the figures that the project promises: `-- [overlay|import|porting [--real]|…]`."""
+    """Measure the figures that the project promises: `-- [overlay|import|…]`; alone: `-- porting [--real]`."""
     if "porting" in session.posargs:
         _program(session, "docs.bench.porting", *(argument for argument in session.posargs if argument != "porting"))
         return

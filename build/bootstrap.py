@@ -27,7 +27,7 @@ _OF_PIP = {
 }
 _LISTS_OF_PIP = {"find-links": "UV_FIND_LINKS"}
 #: The file in an environment that tells that it is whole.
-_READY = "ready"
+READY = "ready"
 
 
 def pip_settings() -> dict[str, dict[str, str]]:
@@ -81,14 +81,14 @@ def _make(folder: Path, requirements: Path) -> None:
 
 def _prepare(folder: Path, requirements: Path) -> None:
     """Make the environment unless it is there; the file that says so is written last."""
-    if (folder / _READY).is_file() and (folder / "bin" / "python").is_file():
+    if (folder / READY).is_file() and (folder / "bin" / "python").is_file():
         return
     if folder.is_dir() and not folder.is_symlink():
         shutil.rmtree(folder)
     else:
         folder.unlink(missing_ok=True)
     _make(folder, requirements)
-    (folder / _READY).touch()
+    (folder / READY).touch()
 
 
 def _fail(what: str, cause: str, remedy: str) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from build import leases
+from build.bootstrap import READY
 from build.paths import cache, clear
 
 _DAY = 86400.0
@@ -169,12 +170,19 @@ def free(chosen: Iterable[Entry], *, really: bool = True) -> Cleared:
     return done
 
 
+def _remove(path: Path) -> None:
+    """Remove an entry; first what tells that it is whole, since a killed clean leaves half a folder."""
+    clear(_beside(path, ".seal"))
+    if path.is_dir() and not path.is_symlink():
+        (path / READY).unlink(missing_ok=True)
+    clear(path)
+
+
 def _free(item: Entry, done: Cleared, really: bool) -> None:
     try:
         with _held(item) as idle:
             if idle and really:
-                clear(_beside(item.path, ".seal"))  # first: a folder that is half removed has none
-                clear(item.path)
+                _remove(item.path)
         (done.freed if idle else done.busy).append(item)
     except Timeout:
         done.busy.append(item)

@@ -122,17 +122,36 @@ def exchange(one: Path, other: Path) -> bool:
     if not rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE):
         return True
     code = ctypes.get_errno()
-    if code in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):  # a kernel or a file system without it
+    # A kernel or a file system without it; EXDEV: on overlayfs, a folder of a lower layer.
+    if code in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EXDEV):
         return False
     raise OSError(code, os.strerror(code), str(other))
+
+
+def _exchange_or_move(part: Path, final: Path) -> bool:
+    """Replace the folder `final` by `part`; return False if the file system cannot rename `final`."""
+    if exchange(part, final):
+        return True
+    old = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".part", dir=final.parent))
+    try:
+        final.rename(old)  # onto an empty folder
+        part.rename(final)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        return False
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
+    return True
 
 
 @contextmanager
 def built_beside(final: Path) -> Iterator[Path]:
     """Yield an empty temporary folder, which replaces `final` when the block succeeds.
 
-    A reader finds the old folder or the new one; where folders cannot be exchanged, none between two renames. Temporary
-    folders of killed runs are removed first: call it with the lock on `final` held.
+    A reader finds the old folder or the new one; where folders cannot be exchanged, none between two renames. Where the
+    old one cannot even be renamed, it is removed before. Temporary folders of killed runs are removed first: call it
+    with the lock on `final` held.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
     sweep(final)
@@ -140,14 +159,9 @@ def built_beside(final: Path) -> Iterator[Path]:
     try:
         yield part
         part.chmod(0o755)
-        if final.is_symlink() or not final.is_dir():
+        if final.is_symlink() or not final.is_dir() or not _exchange_or_move(part, final):
             clear(final)
             part.rename(final)
-        elif not exchange(part, final):
-            old = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".part", dir=final.parent))
-            final.rename(old)  # onto an empty folder
-            part.rename(final)
-            shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 

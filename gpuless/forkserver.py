@@ -71,6 +71,20 @@ class ForkServer:
 
 
 @contextlib.contextmanager
+def _address() -> Iterator[str]:
+    """Yield an address for a socket of this process, in a folder of this user's alone.
+
+    It names the folder by a descriptor: addresses have at most 107 bytes, and the path of the folder may be longer.
+    """
+    with tempfile.TemporaryDirectory(prefix="gpuless-") as folder:
+        descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+        try:
+            yield f"/proc/self/fd/{descriptor}/link"
+        finally:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
 def fork_server(python: Path, environment: Mapping[str, str]) -> Iterator[ForkServer]:
     """Start a fork server; leaving the context ends it and every probe that still runs.
 
@@ -79,8 +93,7 @@ def fork_server(python: Path, environment: Mapping[str, str]) -> Iterator[ForkSe
         environment: variables of the server, and so of every probe.
     """
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    with tempfile.TemporaryFile() as errors, tempfile.TemporaryDirectory(prefix="gpuless-") as folder:
-        address = f"{folder}/link"
+    with tempfile.TemporaryFile() as errors, _address() as address:
         # Who connects before the server has imported torch waits; only the server keeps the socket open.
         with socket.create_server(address, family=socket.AF_UNIX, backlog=4096) as listening:
             process = subprocess.Popen(

@@ -72,17 +72,17 @@ def update(place: Workspace, sources: Sources, patched: AppliedTree) -> None:
     (place.tree / ".git").write_bytes(b"gitdir: " + os.fsencode(Git(patched.checkout).git_dir()) + b"\n")
     git = Git(place.tree, index=place.folder / "index")
     (place.folder / "index.lock").unlink(missing_ok=True)  # of a killed run: the folder is ours
-    git.out("read-tree", "-u", "--reset", patched.head)
     wanted = {path: item for path, item in git.files(patched.head).items() if item.mode == SUBMODULE}
-    if known == (commits := {path: item.blob for path, item in wanted.items()}):
-        return
-    record.unlink(missing_ok=True)  # until all is done: a killed run copies everything again
-    for path in known.keys() - wanted.keys():
+    if known != (commits := {path: item.blob for path, item in wanted.items()}):
+        record.unlink(missing_ok=True)  # until all is done: a killed run copies everything again
+    for path in known.keys() - wanted.keys():  # before the checkout: a folder of files may take the place of one
         paths.clear(place.tree / path)
+    git.out("read-tree", "-u", "--reset", patched.head)
     for path, entry in wanted.items():
         if known.get(path) != entry.blob:
             _put_submodule(sources.repo / path, place.tree / path, entry)
-    seals.write_record(record, commits)
+    if known != commits:
+        seals.write_record(record, commits)
 
 
 def _put_submodule(origin: Path, target: Path, entry: Entry) -> None:

@@ -20,10 +20,16 @@ from docs.bench.porting import real as real_ports
 
 
 def porting(
+    names: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
     real: Annotated[bool, typer.Option("--real", help="patches that Debian's maintainers ported")] = False,
     jobs: Annotated[int, typer.Option(help="--real: processes at once, default one a core", min=0)] = 0,
 ) -> None:
     """Port generated patches, or those of Debian's maintainers, and judge the promised figures."""
+    if names:
+        raise UsageError(
+            f"the benchmark porting runs alone, not with {' '.join(names)}",
+            remedy=f"nox -s bench -- porting, then nox -s bench -- {' '.join(names)}",
+        )
     if jobs and not real:
         raise UsageError("--jobs is for the benchmark of real ports", remedy="nox -s bench -- porting --real")
     if not (real_ports.bench(jobs) if real else _generated()):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from build import clearing, leases, seals
+from build import bootstrap, clearing, leases, seals
 from build.cli import main
 from build.paths import REPO, cache
 
@@ -162,6 +162,21 @@ def test_every_folder_of_the_cache_is_known() -> None:
     assert len(_folders()) > 10
     assert _folders() <= kinds, "what no kind names is never freed"
     assert {"nox", "tooling"} <= kinds, "made by build.bootstrap"
+
+
+@pytest.mark.parametrize("kind", ["nox", "tooling"])
+def test_half_an_environment_is_not_ready(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a clean that was killed before it removed a file of the folder."""
+    path = entry(kind, "0123", days=40)
+    (path / bootstrap.READY).touch()
+
+    def killed(*_: object) -> None:
+        raise OSError("killed")
+
+    monkeypatch.setattr("shutil.rmtree", killed)
+    assert names(clearing.free(clearing.entries()).freed) == []
+    assert (path / "file").is_file()
+    assert not (path / bootstrap.READY).exists()
 
 
 @pytest.mark.parametrize("kind", sorted(set(clearing.KINDS) - {clearing.KEPT}))

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from build.cli import guarded, only
+from docs.bench.porting.__main__ import porting
 from docs.bench.porting.corpus import Case, generate
 from docs.bench.porting.generated import measure, score
 from docs.bench.porting.tools import OURS, Result, git_am, ours, set_up
@@ -67,3 +69,8 @@ def _displaced(case: Case, files: dict[str, bytes]) -> dict[str, bytes]:
     marked = [line for line in lines if expected.mark in line]
     kept = [line for line in lines if expected.mark not in line]
     return {**files, expected.path: b"".join([*kept, *marked])}
+
+
+def test_it_runs_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded(only(porting), ["overlay", "--real"]) == 2
+    assert "porting runs alone, not with overlay" in capsys.readouterr().err

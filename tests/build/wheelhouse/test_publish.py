@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import hashlib
 import json
 import os
@@ -16,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from html import unescape
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -268,6 +271,29 @@ def test_where_folders_cannot_be_exchanged(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(paths, "exchange", lambda *_: False)
     (final := tmp_path / "out").mkdir()
     (final / "old").touch()
+    with paths.built_beside(final) as part:
+        (part / "new").touch()
+    assert [path.name for path in final.iterdir()] == ["new"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_where_the_old_folder_cannot_be_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a folder of a lower layer of overlayfs."""
+    (final := tmp_path / "out").mkdir()
+    (final / "old").touch()
+    rename = Path.rename
+
+    def renameat2(*_: object) -> int:
+        ctypes.set_errno(errno.EXDEV)
+        return -1
+
+    def of_upper_layers(self: Path, target: Path) -> Path:
+        if self == final:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        return rename(self, target)
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace(renameat2=renameat2))
+    monkeypatch.setattr(Path, "rename", of_upper_layers)
     with paths.built_beside(final) as part:
         (part / "new").touch()
     assert [path.name for path in final.iterdir()] == ["new"]
