@@ -38,11 +38,11 @@ def built(folder: Path) -> str:
 def proven(folder: Path) -> str:
     """Return in words the test result of the wheels in `folder`."""
     try:
-        tests, wheel = _read(folder / "tests.json"), _read(folder / "build.json").get("patched", {})
-        if tests["patched_sha256"] != wheel.get("sha256"):
+        tests, wheel = _read(folder / "tests.json"), _read(folder / "build.json").get("patched")
+        if tests["patched_sha256"] != (wheel and dict(wheel).get("sha256")):
             return "an older build"
         return "yes" if tests["proven"] else "no: tests failed"
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, ValueError):
         return "not tested"
 
 

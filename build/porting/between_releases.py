@@ -20,7 +20,7 @@ from build.porting import Action
 from build.porting.engine import PatchPort, PatchState
 from build.porting.registry import fill_build_ids, known_release, set_series, write_entry
 from build.porting.report import PortReport, exported, from_json, report_of, reports
-from build.porting.session import Session, discard
+from build.porting.session import BEFORE, Session, discard, waits
 from build.porting.trees import Tree, open_tree
 from build.releases import Release
 from build.seals import read_record, write_record
@@ -33,8 +33,6 @@ from build.signals import deferred_signals
 
 #: Start of the reason that a port records for a patch which it found upstream.
 ALREADY_THERE = "the release has it already"
-#: In a waiting port's folder: what the series had.
-_BEFORE = "before.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +106,8 @@ def port_release(request: Request) -> PortReport:
         new = _tree(release, request.to_source, Path(workplace, "new"))
         session = Session(tuple(chosen.patches.values()), old, new, request.state)
         outcome = session.run(request.action)
-        if request.state.is_dir() and not (request.state / _BEFORE).exists():  # or an earlier run has stored it
-            write_record(request.state / _BEFORE, before)
+        if request.state.is_dir() and not (request.state / BEFORE).exists():  # or an earlier run has stored it
+            write_record(request.state / BEFORE, before)
         ports = {name: item.port for name, item in zip(chosen.patches, outcome.committed, strict=True)}
         entry = _entry(release, chosen, ports)
         files = {name: f"{n:04d}-{manifest.entry(name).slug}.patch" for n, name in enumerate(entry.patches, 1)}
@@ -225,8 +223,8 @@ def give_up(folder: Path, release: str, state: Path) -> None:
     Raises:
         UsageError: no port waits, or the record of what the series had is damaged.
     """
-    kept = state / _BEFORE
-    if not os.path.lexists(kept):
+    kept = state / BEFORE
+    if not waits(state) or not os.path.lexists(kept):
         discard(state)  # raises if no port waits; a port may be interrupted before it wrote anything
         return
     before = read_record(kept, Before)

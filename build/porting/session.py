@@ -27,6 +27,8 @@ from build.series.commits import export_diff, export_stat
 from build.series.model import PatchFile
 
 _STATE = "state.json"
+#: What the series had before a port between releases; `--abort` restores it.
+BEFORE = "before.json"
 #: git does not search these folders for a repository.
 _CEILING = "GIT_CEILING_DIRECTORIES"
 _MARKER = re.compile(rb"^(<{7}|\|{7}|>{7})( |\r?$)", re.MULTILINE)
@@ -181,7 +183,7 @@ class Session:
         return tuple(sorted({*port.marked, *unmarked})), _tree_of(git)
 
     def _state(self) -> State | None:
-        if not os.path.lexists(self.folder / _STATE):
+        if not waits(self.folder):
             return None
         state = read_record(self.folder / _STATE, State)
         if state is None:
@@ -200,19 +202,24 @@ class Session:
         return key_of(f"{self.old.commit} {self.new.commit}", self.patches)
 
 
+def waits(folder: Path) -> bool:
+    return os.path.lexists(folder / _STATE)
+
+
 def discard(folder: Path) -> None:
     """Discard a waiting port, which is only in its folder.
 
     Raises:
         UsageError: no port waits.
     """
-    if not os.path.lexists(folder / _STATE):
+    if not waits(folder):
         raise UsageError(f"no port waits in {folder}")
     _remove(folder)
 
 
 def _remove(folder: Path) -> None:
-    """Remove a port's folder, its state first: what an interruption leaves is no port, and the next one replaces it."""
+    """Remove a port's folder: what an interruption leaves after its state is no port, and the next one replaces it."""
+    clear(folder / BEFORE)  # first: `--abort` after an interruption must not undo a finished port
     clear(folder / _STATE)
     clear(folder)
 

@@ -15,6 +15,7 @@ from build.series.checkout import new_repository
 from build.series.commits import export_series
 from build.series.manifest import REPORTS, Manifest, PatchEntry
 from build.series.model import ChangeKind, PatchFile
+from build.series.parameters import places, unplaced
 from build.series.patchfile import REQUIRED, diffstat, is_mail, read
 from build.series.verdicts import Verdict
 
@@ -63,6 +64,7 @@ def lint_series(folder: Path, find_source: FindSource | None = None) -> LintRepo
     for release in manifest.release:
         patches, bad = _read_release(folder, manifest, release)
         findings += bad
+        findings += _variables(f"{folder.name}/{release}", manifest, patches)
         count += len(patches)
         source = find_source(release) if find_source and not bad and patches else None
         if source is None:
@@ -118,6 +120,21 @@ def _read_release(folder: Path, manifest: Manifest, release: str) -> tuple[list[
         patches.append(patch)
         findings += [Finding(where, text) for text in problems(patch, manifest.entry(patch_id))]
     return patches, findings
+
+
+def _variables(where: str, manifest: Manifest, patches: list[PatchFile]) -> Iterator[Finding]:
+    """Check that the patches name the build variables of the manifest, all of them, and where their value can go."""
+    if not manifest.parameter:
+        return
+    found = {(patch.name, name, kind) for patch in patches for name, kind in places(patch)}
+    known = {item.name for item in manifest.parameter if not item.output}
+    for name in sorted(unplaced(manifest.parameter) - {name for _, name, _ in found}):
+        yield Finding(where, f"no patch has @{name}@, so the variable has no effect")
+    for patch, name, kind in sorted(found, key=str):
+        if name not in known:
+            yield Finding(f"{where}/{patch}", f"has @{name}@, which the manifest does not have as a variable")
+        elif kind is not ChangeKind.ADDED:
+            yield Finding(f"{where}/{patch}", f"has @{name}@ in a file that it does not add: its blob id is not known")
 
 
 def _round_trip(where: str, source: Source, patches: list[PatchFile]) -> Iterator[Finding]:

@@ -18,6 +18,7 @@ from build.errors import PatchError, ReleaseDataError, UsageError
 from build.releases import Frozen, Id, Text
 from build.series.model import PatchFile
 from build.series.parameters import Parameter
+from build.series.parameters import problems as parameter_problems
 from build.series.patchfile import read
 
 _Name: TypeAlias = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9-]*$")]
@@ -216,6 +217,7 @@ def nearest_file(path: Path) -> str:
 
 def _problems(manifest: Manifest) -> Iterator[str]:
     """Yield what contradicts itself, as sentences."""
+    yield from parameter_problems(manifest.parameter)
     for field in ("id", "slug"):
         names = [getattr(entry, field) for entry in manifest.patch]
         yield from (f"{field} {name!r} is used twice" for name in sorted({n for n in names if names.count(n) > 1}))

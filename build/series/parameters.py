@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from io import BytesIO
 from pathlib import Path
@@ -19,6 +19,7 @@ from build.series.patchfile import parse
 #: What would end a line of a patch or a bracket argument of CMake, or separate the items of a CMake list.
 _UNFIT = re.compile(r"[\x00-\x1f\x7f;]|\]=*\]")
 _REFERENCE = re.compile(r"\{([A-Z][A-Z0-9_]*)\}")
+_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 _PLACE = re.compile(rb"@([A-Z][A-Z0-9_]*)@")
 
 
@@ -127,6 +128,35 @@ def _given(texts: Iterable[str], known: Sequence[str]) -> dict[str, str]:
             raise UsageError(f"{name} is given twice", remedy=f"give {name} once")
         found[name] = value
     return found
+
+
+def problems(parameters: Sequence[Parameter]) -> Iterator[str]:
+    """Yield what is wrong with the variables of a manifest, as sentences."""
+    booleans = {item.name for item in parameters if item.type is Kind.BOOLEAN}
+    earlier: dict[str, Kind] = {}
+    for item in parameters:
+        if not _NAME.fullmatch(item.name) or item.name in earlier:
+            yield f"variable {item.name!r} is there twice, or not capital letters, digits and _"
+        for other in {*item.excludes, *item.only_with} - booleans:
+            yield f"variable {item.name!r} names {other!r}, which is not a boolean"
+        for other in _REFERENCE.findall(item.default):
+            if earlier.get(other) is not Kind.PATH:
+                yield f"the default of {item.name!r} names {other!r}, which is not an earlier path"
+        if item.type is Kind.BOOLEAN and item.default not in {"0", "1"}:
+            yield f"the default of {item.name!r} is neither 0 nor 1"
+        earlier[item.name] = item.type
+
+
+def unplaced(parameters: Sequence[Parameter]) -> set[str]:
+    """Return the variables that only the patches can use: neither outputs nor parts of another's default."""
+    used = {name for item in parameters for name in _REFERENCE.findall(item.default)}
+    return {item.name for item in parameters if not item.output} - used
+
+
+def places(patch: PatchFile) -> set[tuple[str, ChangeKind]]:
+    """Return the variables that the added lines of a patch name as `@NAME@`, and in what kinds of changes."""
+    added = ((change.kind, line) for change in patch.changes for hunk in change.hunks for line in hunk.added)
+    return {(name.decode(), kind) for kind, line in added for name in _PLACE.findall(line)}
 
 
 def render(patch: PatchFile, values: Mapping[str, str]) -> PatchFile:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from build import paths, releases
 from build.errors import UsageError
 from build.git import Git
-from build.porting import Action, between_releases, registry
+from build.porting import Action, between_releases, registry, session
 from build.porting.between_releases import Request, give_up, port_release
 from build.series import manifest as manifests
 from build.series.lint import Source, lint_series
@@ -179,6 +180,38 @@ def test_giving_up_brings_the_series_back(repo: Git) -> None:
     assert not port_release(request(repo, "2.1.2", again=True)).complete
     give_up(folder(repo), "2.1.2", request(repo, "2.1.2").state)
     assert content() == kept
+
+
+@pytest.mark.parametrize("name", ["before.json", "state.json"])
+def test_an_interrupted_end_is_not_undone(repo: Git, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state's removal is killed after `name`; what the port wrote stays."""
+    port_release(request(repo, "2.4.0"))
+    state = request(repo, "2.4.0").state
+    kept = manifests.load(folder(repo)).release["2.4.0"]
+    whole = paths.clear
+
+    def killed(path: Path) -> None:
+        whole(path)
+        if path.name == name:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "clear", killed)
+        with pytest.raises(KeyboardInterrupt):
+            session.discard(state)
+    assert not (state / "before.json").exists()
+    with contextlib.suppress(UsageError):  # after the state's removal no port waits
+        give_up(folder(repo), "2.4.0", state)
+    assert manifests.load(folder(repo)).release["2.4.0"] == kept
+
+
+def test_what_the_series_had_is_for_a_waiting_port_only(repo: Git) -> None:
+    port_release(request(repo, "2.4.0"))
+    state = request(repo, "2.4.0").state
+    (state / "state.json").unlink()
+    with pytest.raises(UsageError, match="no port waits"):
+        give_up(folder(repo), "2.4.0", state)
+    assert "2.4.0" in manifests.load(folder(repo)).release
 
 
 def test_hand_written_patches_are_not_replaced_by_accident(repo: Git) -> None:

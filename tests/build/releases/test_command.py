@@ -64,6 +64,14 @@ def test_reports_from_another_time_are_borne(folder: Path, text: bytes) -> None:
     assert (built(folder), proven(folder)) == ("no", "not tested")
 
 
+@pytest.mark.parametrize("patched", [[], ["x"], 1, "torch.whl", None])
+def test_a_wheel_of_another_form_proves_nothing(folder: Path, patched: object) -> None:
+    write_tests(folder, green=True)
+    (folder / "build.json").write_text(json.dumps({"patched": patched}))
+    assert built(folder) == "no"
+    assert proven(folder) in {"an older build", "not tested"}
+
+
 def test_table_says_what_each_release_needs(folder: Path) -> None:
     write_build(folder)
     out = io.StringIO()

@@ -161,3 +161,61 @@ def test_a_manifest_that_cannot_be_is_refused(old: str, new: str, message: str) 
     assert old in MANIFEST
     with pytest.raises(ReleaseDataError, match=message):
         manifests.parse(MANIFEST.replace(old, new, 1).encode(), "s/manifest.toml")
+
+
+PARAMETERS = """
+[[parameter]]
+name = "HOME"
+type = "path"
+default = "."
+usage = "a folder"
+[[parameter]]
+name = "FAST"
+type = "boolean"
+default = "0"
+usage = "a switch"
+excludes = ["SAFE"]
+[[parameter]]
+name = "SAFE"
+type = "boolean"
+default = "0"
+usage = "a switch"
+only_with = ["FAST"]
+[[parameter]]
+name = "LIB"
+type = "path"
+default = "{HOME}/lib"
+usage = "a folder"
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('excludes = ["SAFE"]', 'excludes = ["SAFER"]', "'FAST' names 'SAFER', which is not a boolean"),
+        ('only_with = ["FAST"]', 'only_with = ["HOME"]', "'SAFE' names 'HOME', which is not a boolean"),
+        ("{HOME}", "{ROOT}", "default of 'LIB' names 'ROOT', which is not an earlier path"),
+        ('name = "SAFE"', 'name = "FAST"', "'FAST' is there twice"),
+        ('default = "0"', 'default = "no"', "default of 'FAST' is neither 0 nor 1"),
+    ],
+)
+def test_variables_that_cannot_be_are_refused_by_name(folder: Path, old: str, new: str, message: str) -> None:
+    text = MANIFEST + PARAMETERS
+    manifests.parse(text.encode(), "s/manifest.toml")
+    assert old in text
+    (folder / "manifest.toml").write_text(text.replace(old, new, 1))
+    with pytest.raises(ReleaseDataError, match=message):
+        manifests.load(folder)
+    assert message in whats(lint(folder))
+
+
+def test_variables_and_patches_name_each_other(folder: Path, repo: Git) -> None:
+    (folder / "manifest.toml").write_text(MANIFEST + PARAMETERS)
+    changed = make_patch(repo, {"a.c": numbered(40, l5="@LIB@\n"), "new.c": b"@FAST@ @LIP@\n"})
+    (folder / "1.0" / "0001-one.patch").write_bytes(changed)
+    found = whats(lint(folder))
+    assert "s/1.0: no patch has @SAFE@" in found
+    assert "0001-one.patch: has @LIP@, which the manifest does not have" in found
+    assert "0001-one.patch: has @LIB@ in a file that it does not add" in found
+    assert "@FAST@" not in found
+    assert "@HOME@" not in found  # it is part of a default
