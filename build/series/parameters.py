@@ -137,7 +137,7 @@ def problems(parameters: Sequence[Parameter]) -> Iterator[str]:
     for item in parameters:
         if not _NAME.fullmatch(item.name) or item.name in earlier:
             yield f"variable {item.name!r} is there twice, or not capital letters, digits and _"
-        for other in {*item.excludes, *item.only_with} - booleans:
+        for other in sorted({*item.excludes, *item.only_with} - booleans):
             yield f"variable {item.name!r} names {other!r}, which is not a boolean"
         for other in _REFERENCE.findall(item.default):
             if earlier.get(other) is not Kind.PATH:
