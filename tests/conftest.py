@@ -5,9 +5,12 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import shutil
 import signal
+import sysconfig
 import tempfile
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +45,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if nightly := [item for item in items if item.get_closest_marker("nightly")]:
         config.hook.pytest_deselected(items=nightly)
         items[:] = [item for item in items if not item.get_closest_marker("nightly")]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a program or a header that README does not ask for, where it is missing."""
+    if item.get_closest_marker("patch") and shutil.which("patch") is None:
+        pytest.skip("the program patch is missing; the package patch has it")
+    if item.get_closest_marker("headers") and not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        pytest.skip("Python.h is missing; the package python3-dev has it")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,14 +31,6 @@ def nobodys_settings() -> Iterator[None]:
         patch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
         patch.setenv("GIT_CONFIG_NOSYSTEM", "1")
         yield
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs a program or a header that README does not ask for, where it is missing."""
-    if item.get_closest_marker("patch") and shutil.which("patch") is None:
-        pytest.skip("the program patch is missing; the package patch has it")
-    if item.get_closest_marker("headers") and not Path(sysconfig.get_path("include"), "Python.h").is_file():
-        pytest.skip("Python.h is missing; the package python3-dev has it")
 
 
 @pytest.fixture(scope="session")
