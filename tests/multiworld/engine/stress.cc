@@ -84,10 +84,33 @@ void receiver(Engine& engine, uint64_t key, uint64_t last, std::set<uint64_t>& c
   }
 }
 
+// A collective that goes through the backend is told by its number, whoever calls it last, and goes on if it is given up.
+void agree(bool given_up) {
+  int pair[2];
+  check(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0, "no socket pair");
+  Engine a(0, {{1, pair[0]}}, 1 << 20), b(1, {{0, pair[1]}}, 1 << 20);
+  std::string fingerprint(24, 'x');
+  uint64_t first = a.collective(0, {0, 1}, fingerprint, true, {});
+  if (given_up) a.withdraw(first);
+  b.progress();  // what a calls is there before b calls it
+  uint64_t last = b.collective(0, {0, 1}, fingerprint, true, {});
+  a.progress();
+  for (auto [engine, id] : {std::pair<Engine*, uint64_t>{&a, first}, {&b, last}}) {
+    auto events = engine->events();
+    check(events.size() == 1 && events[0].type == Event::Type::agreed && events[0].id == id, "agreed without a number");
+    check(engine->take(id).outcome == Outcome::pending, "it ended before the backend's end");
+    engine->over(id);
+    bool gone = given_up && engine == &a;
+    check(engine->take(id).outcome == (gone ? Outcome::pending : Outcome::done), "it did not end with the backend");
+  }
+}
+
 }  // namespace
 
 int main(int count, char** args) {
   int messages = count > 1 ? atoi(args[1]) : 500;
+  agree(false);
+  agree(true);
   int pair[2];
   check(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0, "no socket pair");
   Engine a(0, {{1, pair[0]}}, 1 << 20), b(1, {{0, pair[1]}}, 1 << 20);

@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -251,6 +252,27 @@ def test_a_signal_handler_that_returns_ends_no_wait(two: Two) -> None:
     assert came == [signal.SIGUSR1]
 
 
+def test_a_signal_that_interrupts_no_call_of_the_waiting_thread_is_seen(two: Two) -> None:
+    class HandlerError(Exception):
+        pass
+
+    def handler(*_: object) -> None:
+        raise HandlerError
+
+    over = threading.Event()
+    other = threading.Thread(target=over.wait, daemon=True)
+    other.start()
+    assert other.ident is not None
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:  # the other thread takes the signal; Python's handler runs in this one, once it looks
+        threading.Timer(0.2, signal.pthread_kill, (other.ident, signal.SIGUSR1)).start()
+        with pytest.raises(HandlerError):
+            two.b.recv(0, 7, torch.zeros(1), SECONDS)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        over.set()
+
+
 @pytest.mark.parametrize("orderly", [False, True])
 def test_the_end_of_a_world_ends_every_wait(two: Two, orderly: bool) -> None:
     waits = [lambda key=key: two.b.recv(0, key, torch.zeros(1), SECONDS)[0] for key in range(3)]
@@ -338,6 +360,13 @@ def _look_in_child(bare: Two, memory: torch.Tensor, descriptors: list[int]) -> i
             continue
         return 1
     return 0
+
+
+def test_a_lane_that_cannot_be_watched_is_an_error_and_stays_the_callers(native: ModuleType, tmp_path: Path) -> None:
+    with (tmp_path / "file").open("wb") as file:  # epoll takes none
+        with pytest.raises(PermissionError):
+            native.Engine(0, {1: file.fileno()}, 1 << 20)
+        os.fstat(file.fileno())
 
 
 def test_without_descriptors_there_is_an_error_and_none_is_kept(native: ModuleType) -> None:
