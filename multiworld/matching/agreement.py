@@ -101,7 +101,7 @@ class CollectiveOperation(Operation):
         try:
             value = self.plan.absorb(parts)
         except (RuntimeError, TypeError) as error:
-            self.fail(self.unmade(error))
+            super().fail(self.unmade(error))
             return
         self.complete(value)
 

@@ -83,7 +83,7 @@ class Core {
   bool needs(const Operation& operation, int peer) const;
   bool keeps(int peer, uint64_t key) { return messages_.at(peer).keeps(key); }
   std::vector<int> awaited(const Operation& operation) const;
-  void end();  // fail all, and let nothing begin any more
+  void end();  // fail all but what all agreed on, and let nothing begin any more
 
   // For the parts of the core and for the wire.
   void complete(Operation& operation) { settle(operation, Outcome::done); }
