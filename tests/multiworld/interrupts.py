@@ -7,7 +7,6 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-
 #: files in which a thread waits, whatever the engine
 WAITING = ("poller.py", "compiled_bridge.py")
 #: files in which a message is started, whatever the engine

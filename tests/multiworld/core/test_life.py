@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import contextlib
+import math
 import os
 import pickle
 import signal

@@ -77,7 +77,9 @@ def test_a_collective_is_over_for_its_member_but_not_for_its_peer(
         call(first, ours)
         arrives(second, operation)
         session = first.member.session
-        wait_until(lambda: session.bridge not in map(owner, session.hub._alarms), SECONDS, "the hub looks on for nothing")
+        wait_until(
+            lambda: session.bridge not in map(owner, session.hub._alarms), SECONDS, "the hub looks on for nothing"
+        )
     assert torch.equal(ours, theirs)
 
 
