@@ -15,17 +15,28 @@ from multiworld.matching.protocol import CODES
 CHOICE: Final = "MULTIWORLD_ENGINE"
 
 
-def compiled() -> Any:
-    """Return the compiled module that new worlds use; None if there is none, or ``MULTIWORLD_ENGINE=python`` is set.
+def choice() -> str:
+    """Return what ``MULTIWORLD_ENGINE`` says; empty if it is not set.
 
     Raises:
-        InvalidArgument: the variable has another value.
+        InvalidArgument: it has a value that is no engine.
     """
-    choice = os.environ.get(CHOICE, "")
-    if choice not in ("", "python", "compiled"):
+    said = os.environ.get(CHOICE, "")
+    if said not in ("", "python", "compiled"):
         remedy = "unset it, or set it to 'python' or 'compiled'"
-        raise InvalidArgument(what=f"{CHOICE} is {choice!r}", cause="there is no such engine", remedy=remedy)
-    return None if choice == "python" else _module
+        raise InvalidArgument(what=f"{CHOICE} is {said!r}", cause="there is no such engine", remedy=remedy)
+    return said
+
+
+def compiled() -> Any:
+    """Return the compiled module that new worlds use; None if there is none, or ``MULTIWORLD_ENGINE=python`` is set."""
+    if choice() == "compiled" and _module is None:
+        what, cause = (
+            f"{CHOICE} is 'compiled', and there is no compiled engine",
+            "multiworld was built without a compiler",
+        )
+        raise InvalidArgument(what=what, cause=cause, remedy="install a C++ compiler, then multiworld again")
+    return None if choice() == "python" else _module
 
 
 def _load() -> Any:

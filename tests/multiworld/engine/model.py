@@ -179,7 +179,6 @@ class Node:
         ours, theirs = bytearray(data), ctypes.create_string_buffer(data, max(1, len(data)))
         borrowed = mode is not Mode.OBJECT
         parts = (memoryview(ours), tail) if mode is Mode.TENSOR else (memoryview(ours),)
-        messages = self.engine.messages[peer]
         signature = (mode, dtype, sum(map(len, parts)))
         python = self.engine.send("send", peer, key, signature, parts, ours if borrowed else None)
         native = self._call(

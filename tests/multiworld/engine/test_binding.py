@@ -191,16 +191,16 @@ def test_a_message_that_came_and_is_not_taken_can_be_given_back(two: Two) -> Non
 
 def test_a_message_of_the_senders_length_comes_in_memory_that_outlives_the_engine(native: ModuleType) -> None:
     two = Two(native)
-    limit, text = 1 << 20, b"x" * 100_000
-    number = two.b.start((True, 0, 7, int(Mode.OBJECT), 0, limit, None, None))
-    two.a.start((False, 1, 7, int(Mode.OBJECT), 0, len(text) + 3, text, b"end"))
     a, b = two.a, two.b
+    limit, text = 1 << 20, b"x" * 100_000
+    number = b.start((True, 0, 7, int(Mode.OBJECT), 0, limit, None, None))
+    a.start((False, 1, 7, int(Mode.OBJECT), 0, len(text) + 3, text, b"end"))
     two.run(lambda: _moved(a, lambda: b.outcome(number)[0] == DONE), lambda: b.wait(number, SECONDS))
-    keeper, _, (address, length) = two.b.received(number)
-    two.b.take(number)
+    keeper, _, (address, length) = b.received(number)
+    b.take(number)
     with pytest.raises(ValueError, match="nothing was received"):
-        two.b.received(number)
-    del two, a, b
+        b.received(number)
+    two.a = two.b = a = b = None
     assert ctypes.string_at(address, length) == text + b"end"
     del keeper
 
@@ -234,7 +234,8 @@ def test_what_an_operation_waits_for_is_known(two: Two) -> None:
 def test_what_was_sent_arrives_after_an_orderly_end(two: Two) -> None:
     got = torch.zeros(5_000_000)
     number = start_recv(two.b, 0, 7, got)
-    start_send(two.a, 1, 7, torch.ones(5_000_000))
+    ours = torch.ones(5_000_000)
+    start_send(two.a, 1, 7, ours)
     two.a.drain(1)  # the post is there: half of the message is out
     two.a.bye(False)
     two.a.end(True)
@@ -479,8 +480,7 @@ def test_without_descriptors_there_is_an_error_and_none_is_kept(native: ModuleTy
         with contextlib.suppress(OSError):
             while True:
                 taken.append(os.open("/dev/null", os.O_RDONLY))
-        for _ in range(2):  # of the four that an engine needs
-            os.close(taken.pop())
+        os.close(taken.pop())  # of the two that an engine needs
         for _ in range(2):
             with pytest.raises(OSError, match="Too many open files"):
                 native.Engine(0, {1: ours.fileno()}, 1 << 20)
