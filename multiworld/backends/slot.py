@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast
 
@@ -18,11 +18,9 @@ from multiworld.backends.setup_store import SetupStore
 from multiworld.config import WorldConfig
 from multiworld.errors import BrokenWorldException, InvalidArgument, LossReason, PeerLost
 from multiworld.matching.driver import Driver, DriverRefused
-from multiworld.matching.engine import Engine
+from multiworld.matching.interface import Matching
 from multiworld.matching.membership import Membership
-from multiworld.matching.memory import room_for
-from multiworld.matching.operation import Launch, Operation, Sink
-from multiworld.matching.protocol import Done, Kind
+from multiworld.matching.operation import Launch, Operation
 from multiworld.process.thread_parking import immortal
 from multiworld.process.threads import start_or_run
 from multiworld.transport.poller import woken_after
@@ -34,6 +32,12 @@ logger = logging.getLogger(__name__)
 MAX_SET_UP_BYTES = 16 << 20
 #: how long the control connections have to name the peer, when the backend says only that something failed
 VERDICT_SECONDS = 0.25
+
+
+class Bridge(Protocol):
+    """The way to the peers."""
+
+    def send_value(self, ranks: Sequence[int], gid: int, name: bytes, value: bytes) -> None: ...
 
 
 class SlotOwner(Protocol):
@@ -48,13 +52,13 @@ class SlotOwner(Protocol):
     @property
     def lock(self) -> AbstractContextManager[Any]: ...
     @property
-    def lanes(self) -> Mapping[int, Sink]: ...
+    def bridge(self) -> Bridge: ...
     @property
     def hub(self) -> Reactor: ...
     @property
     def failure(self) -> BrokenWorldException | None: ...
     @property
-    def engine(self) -> Engine: ...
+    def engine(self) -> Matching: ...
     def break_(self, error: BrokenWorldException) -> None: ...
 
 
@@ -96,15 +100,14 @@ class DriverSlot:
             self._opener = threading.Thread(target=self._open, args=(self._driver,), name=name, daemon=True)
             self._opener.start()
 
-    def expect(self, split: int, nbytes: int) -> tuple[memoryview, Done] | None:
-        """A member's value for the set-up arrives: where to put it; None for what is none."""
+    def expects(self, split: int, nbytes: int) -> bool:
+        """Tell whether a member's value for the set-up, which is of ``split`` and more bytes, can be right."""
         self._set_up_bytes += nbytes
-        if split > nbytes or self._set_up_bytes > MAX_SET_UP_BYTES:
-            return None
-        memory = room_for(nbytes)
-        return memory, lambda: self._store.receive(
-            bytes(memory[:split]).decode(errors="replace"), bytes(memory[split:])
-        )
+        return split <= nbytes and self._set_up_bytes <= MAX_SET_UP_BYTES
+
+    def receive(self, name: bytes, value: bytes) -> None:
+        """A member's value for the set-up has come."""
+        self._store.receive(name.decode(errors="replace"), value)
 
     def stop(self, *, cut: bool) -> None:
         """Release the threads that wait for the backend to open, and start nothing any more.
@@ -140,13 +143,9 @@ class DriverSlot:
         immortal(self._store)
 
     def _broadcast(self, key: str, value: bytes) -> None:
-        name = key.encode()
+        others = [rank for rank in self.ranks if rank != self._session.membership.rank]
         with self._session.lock:
-            for rank in self.ranks:
-                if rank != self._session.membership.rank:
-                    self._session.lanes[rank].put(
-                        Kind.VALUE, flags=len(name), key=self._gid, payload=(name, value), nbytes=len(name) + len(value)
-                    )
+            self._session.bridge.send_value(others, self._gid, key.encode(), value)
 
     def _open(self, driver: Driver) -> None:
         try:

@@ -16,11 +16,13 @@ import torch
 import torch.distributed as dist
 
 from multiworld.cli.nccl_checks import Check, Verdict, judged, nccl_checks
+from multiworld.engine import library
 from multiworld.errors import BrokenWorldException
 from multiworld.liveness.pulse import native_loop
 from multiworld.version import VERSION
 from multiworld.worlds.multi_world import MultiWorld
 
+_COMPILE = "install a C++ compiler, then multiworld again; in a source tree, run `python hatch_build.py`"
 _FEW_DESCRIPTORS = 4096
 _TRIAL_SECONDS = 20.0
 
@@ -28,7 +30,7 @@ _TRIAL_SECONDS = 20.0
 def examine() -> list[Check]:
     """Look at everything; a check that fails in an unexpected way is a failed check, not a traceback."""
     installation = _versions, _torch, _gloo, _loopback, _own_name, _descriptors, _own_sockets
-    return [*map(_looked, installation), _looked(_heartbeat), _looked(_trial), *_nccl()]
+    return [*map(_looked, installation), _looked(_heartbeat), _looked(_engine), _looked(_trial), *_nccl()]
 
 
 def _nccl() -> list[Check]:
@@ -81,7 +83,7 @@ def _own_name() -> Check:
 def _descriptors() -> Check:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = hard if hard > 0 else 65536
-    remedy = f"ulimit -n {most}: each member of a world takes two descriptors, Gloo's groups more"
+    remedy = f"ulimit -n {most}: a world takes two descriptors and two for each member, Gloo's groups more"
     found = f"limit {soft}, {len(list(Path('/proc/self/fd').iterdir()))} in use"
     return judged("descriptors", soft >= _FEW_DESCRIPTORS, found, remedy, Verdict.NOTE)
 
@@ -100,8 +102,16 @@ def _heartbeat() -> Check:
         "heartbeat",
         Verdict.NOTE,
         "Python answers: a process whose GIL is held for longer than lost_after is lost for its peers",
-        "install a C or C++ compiler, then multiworld again; in a source tree, run `python hatch_build.py`",
+        _COMPILE,
     )
+
+
+def _engine() -> Check:
+    if library.compiled() is not None:
+        return Check("engine", Verdict.OK, "compiled code moves the data of worlds on Gloo")
+    if library.choice() == "python":
+        return Check("engine", Verdict.OK, f"Python moves the data, as {library.CHOICE} says")
+    return Check("engine", Verdict.NOTE, "Python moves the data, several times slower", _COMPILE)
 
 
 def _trial() -> Check:

@@ -87,6 +87,37 @@ class CollectiveOperation(Operation):
         missing = self.missing()
         return f"ranks {list(missing)} to call it" if missing else "the backend to finish"
 
+    def launched(self) -> Launch:
+        """Make the call of the backend, once all agree."""
+        if self.plan.launch is None:
+            raise LookupError(f"{self.name} goes without the backend")
+        launch = self.launch = Launch(self, self.ranks, self.plan.launch, self.over)
+        launch.streamed, launch.ready = self.plan.streamed, not self.copying
+        return launch
+
+    def absorb(self, parts: list[memoryview | None]) -> None:
+        """Make the result of what all sent. A failure in that is the call's own, not the last peer's; the others have
+        our part already, so none is left waiting."""
+        try:
+            value = self.plan.absorb(parts)
+        except (RuntimeError, TypeError) as error:
+            super().fail(self.unmade(error))
+            return
+        self.complete(value)
+
+    def mismatch(self, fingerprints: Sequence[bytes]) -> TensorMismatch:
+        """Make the error of members that call different things, as their fingerprints, by group rank, say."""
+        us = self.registry.membership
+        said = dict(zip(self.ranks, map(describe, fingerprints), strict=True))
+        ours = said.pop(us.rank)
+        others = "; ".join(f"rank {rank} calls {text}" for rank, text in said.items())
+        what, cause, remedy = f"rank {us.rank} calls {ours}; {others}", None, None
+        if not same_group(fingerprints):
+            what += "; the members call it on groups of different ranks or labels that have the same number"
+            cause = "the number of a group is a checksum of its ranks and label, and two groups have the same by chance"
+            remedy = "pass another label to group(), the same one on every member; the world is still usable"
+        return TensorMismatch(us.name, what, cause=cause, remedy=remedy, ours=ours, theirs=said, **us.where())
+
     def unmade(self, error: Exception) -> InvalidArgument:
         """All members did their part, but the result cannot be made of it here."""
         us = self.registry.membership
@@ -167,33 +198,8 @@ class GroupCollectives:
         heard, us = operation.heard, self._rank
         fingerprints = [heard[r][0] if r != us else operation.fingerprint for r in operation.ranks]
         if disagreement(fingerprints):
-            operation.fail(self._mismatch(operation, fingerprints))
+            operation.fail(operation.mismatch(fingerprints))
         elif operation.plan.launch is None:
-            self._absorb(operation, [heard[r][1] if r != us else None for r in operation.ranks])
+            operation.absorb([heard[r][1] if r != us else None for r in operation.ranks])
         else:
-            launch = Launch(operation, operation.ranks, operation.plan.launch, operation.over)
-            launch.streamed, launch.ready = operation.plan.streamed, not operation.copying
-            operation.launch = launch
-            self._launch(self._gid, launch)
-
-    def _absorb(self, operation: CollectiveOperation, parts: list[memoryview | None]) -> None:
-        """Make the result of what all sent. A failure in that is the call's own, not the last peer's; the others have
-        our part already, so none is left waiting."""
-        try:
-            value = operation.plan.absorb(parts)
-        except (RuntimeError, TypeError) as error:
-            operation.fail(operation.unmade(error))
-            return
-        operation.complete(value)
-
-    def _mismatch(self, operation: CollectiveOperation, fingerprints: list[bytes]) -> TensorMismatch:
-        us = self._registry.membership
-        said = dict(zip(operation.ranks, map(describe, fingerprints), strict=True))
-        ours = said.pop(us.rank)
-        others = "; ".join(f"rank {rank} calls {text}" for rank, text in said.items())
-        what, cause, remedy = f"rank {us.rank} calls {ours}; {others}", None, None
-        if not same_group(fingerprints):
-            what += "; the members call it on groups of different ranks or labels that have the same number"
-            cause = "the number of a group is a checksum of its ranks and label, and two groups have the same by chance"
-            remedy = "pass another label to group(), the same one on every member; the world is still usable"
-        return TensorMismatch(us.name, what, cause=cause, remedy=remedy, ours=ours, theirs=said, **us.where())
+            self._launch(self._gid, operation.launched())

@@ -10,10 +10,10 @@ from multiworld.matching.device import DeviceEnd
 from multiworld.matching.operation import Operation
 from multiworld.matching.peer_messages import AnySource, PeerMessages
 from multiworld.matching.protocol import Kind
-from multiworld.matching.send_receive import End, ReceiveOperation, Signature, View
+from multiworld.matching.send_receive import End, Received, ReceiveOperation, Signature, View
 
 
-class AnyReceive(Operation):
+class AnyReceive(Received):
     """It asks all peers (ANY), turns into an ordinary receive from the first that offers, and tells all when it is
     served.
 
@@ -37,10 +37,10 @@ class AnyReceive(Operation):
         numbers: Iterator[int],
         end: End = None,
     ) -> None:
-        super().__init__(candidates[0].registry, "recv", keep)
+        super().__init__(candidates[0].registry, "recv", keep, end=end)
         self.key = key
         self.signature = signature
-        self.view, self.end = view, end
+        self.view = view
         self.peers = tuple(messages.lane.peer for messages in candidates)
         self.seq = -1
         self.chosen: _Chosen | None = None

@@ -16,29 +16,26 @@ from multiworld.matching.agreement import CollectiveOperation, GroupCollectives
 from multiworld.matching.any_source import AnyReceive
 from multiworld.matching.collective_plan import Plan
 from multiworld.matching.device import Device
+from multiworld.matching.interface import Matching
 from multiworld.matching.membership import GroupMembers, Membership
-from multiworld.matching.operation import Host, Launch, Operation, Registry, Sink, Synchronization
+from multiworld.matching.memory import room_for
+from multiworld.matching.operation import Host, Operation, Sink
 from multiworld.matching.peer_messages import AnySource, PeerMessages
-from multiworld.matching.protocol import Kind, Placement
-from multiworld.matching.send_receive import End, ReceiveOperation, SendOperation, Signature, View
+from multiworld.matching.protocol import MAX_GROUPS, Kind, Placement
+from multiworld.matching.send_receive import End, Payload, ReceiveOperation, SendOperation, Signature, View
 
-#: how many groups of a world may have collectives; a peer that names more makes them up
-MAX_GROUPS = 1 << 16
 #: the kinds that come with every message, as plain numbers: each is compared for every frame
 _DATA, _POST, _FINGERPRINT, _VALUE = map(int, (Kind.DATA, Kind.POST, Kind.FINGERPRINT, Kind.VALUE))
 
 
-class Engine(Registry):
-    """Matches sends, receives and collectives.
+class Engine(Matching):
+    """Matches sends, receives and collectives in Python.
 
     Args:
         sinks: the ways to the peers, by world rank.
-        device: where the backend takes tensors; None if it takes them on the CPU only.
-
     Attributes:
         messages: the messages with each peer, by world rank.
         any_receives: receives from any source that wait for a message.
-        under_way: what is matched or agreed, and not over on the backend yet.
     """
 
     def __init__(
@@ -50,40 +47,40 @@ class Engine(Registry):
         clock: Callable[[], float],
         device: Device | None = None,
     ) -> None:
-        super().__init__(membership, host, lock, clock)
-        self.device = device
-        self.under_way: set[Launch] = set()
+        super().__init__(membership, host, lock, clock, device)
         self.any_receives: list[AnySource] = []
         self.messages = {peer: PeerMessages(self, sink, self.any_receives, host) for peer, sink in sinks.items()}
         self._sinks = sinks
         self._groups: dict[int, GroupCollectives] = {}
-        self._gave_up: set[int] = set()
         self._any_numbers = (number & 0xFFFFFFFF for number in itertools.count(1))
 
     # starts; the caller does not hold the lock
 
-    def send(self, operation: SendOperation) -> Operation:
-        """Start a send."""
-        messages = operation.messages
+    def send(
+        self, name: str, peer: int, key: int, signature: Signature, payload: Payload, keep: Any, end: End = None
+    ) -> SendOperation:
+        messages = self.messages[peer]
+        operation = SendOperation(name, messages, key, signature, payload, keep, end)
         with self.lock:
-            if self.register(operation, (messages.lane.peer,)):
+            if self.register(operation, (peer,)):
                 messages.send(operation)
         return operation
 
-    def receive(self, operation: ReceiveOperation) -> Operation:
-        """Start a receive."""
-        messages = operation.messages
+    def receive(
+        self, name: str, peer: int, key: int, signature: Signature, view: View, keep: Any, end: End = None
+    ) -> ReceiveOperation:
+        messages = self.messages[peer]
+        operation = ReceiveOperation(name, messages, key, signature, view, keep, end)
         with self.lock:
             # A message from before the peer left can still be received.
-            kept = self.departed and messages.kept.get(operation.key)
-            if self.register(operation, () if kept else (messages.lane.peer,)):
+            kept = self.departed and messages.kept.get(key)
+            if self.register(operation, () if kept else (peer,)):
                 messages.receive(operation)
         return operation
 
     def receive_any(
         self, peers: tuple[int, ...], key: int, signature: Signature, view: View, keep: Any, end: End = None
     ) -> AnyReceive:
-        """Start a receive from the one of ``peers``, world ranks, that sends first."""
         candidates = tuple(self.messages[peer] for peer in peers)
         operation = AnyReceive(key, signature, view, keep, candidates, self.any_receives, self._any_numbers, end)
         with self.lock:
@@ -92,7 +89,6 @@ class Engine(Registry):
         return operation
 
     def collective(self, group: GroupMembers, plan: Plan) -> Operation:
-        """Start the collective of a group that ``plan`` says, and tell the others."""
         operation = CollectiveOperation(self, group.gid, group.digest, group.ranks, plan)
         with self.lock:
             if self.register(operation, tuple(self.departed.intersection(group.ranks))):
@@ -101,27 +97,11 @@ class Engine(Registry):
 
     @contextmanager
     def together(self, peers: Iterable[int]) -> Iterator[None]:
-        """Let what is sent to ``peers`` meanwhile go out together. The caller holds the lock."""
         with ExitStack() as stack:
             for sink in {self._sinks[peer] for peer in peers}:
                 stack.callback(sink.release)
                 sink.hold()
             yield
-
-    def synchronize(self) -> Operation:
-        """Start to wait for the end of all that the backend does for us now."""
-        operation = Synchronization(self)
-        with self.lock:
-            if self.register(operation, ()):
-                operation.follow(self.under_way)
-        return operation
-
-    # the backend's work; the caller holds the lock
-
-    def is_over(self, launch: Launch) -> None:
-        """The backend is done with it, and what was to be done then is done."""
-        self.under_way.discard(launch)
-        launch.end()
 
     # frames; the caller holds the lock
 
@@ -138,10 +118,17 @@ class Engine(Registry):
                 return None, None
             return self._group(key).expect(sink.peer, seq, flags, nbytes)
         elif kind == _VALUE:
-            return self._host.on_value(sink.peer, key, flags, nbytes)
+            return self._expect_value(sink.peer, key, flags, nbytes)
         else:
             self._on_rare_frame(messages, kind, dtype, flags, seq, key, nbytes)
         return None, None
+
+    def _expect_value(self, peer: int, gid: int, split: int, nbytes: int) -> Placement:
+        slot = self._host.value_slot(peer, gid, split, nbytes)
+        if slot is None:
+            return None, None
+        memory = room_for(nbytes)
+        return memory, lambda: slot.receive(bytes(memory[:split]), bytes(memory[split:]))
 
     def _on_rare_frame(
         self, peer: PeerMessages, kind: int, dtype: int, flags: int, seq: int, key: int, nbytes: int
@@ -167,18 +154,10 @@ class Engine(Registry):
 
     # peers that leave, and our own end; the caller holds the lock
 
-    def depart(self, peer: int, *, gives_up: bool) -> bool:
-        """``peer`` left in good order: whether every operation can still end.
-
-        A collective in which it took part can, unless it ``gives_up`` its own: the backend may never say so.
-        """
-        self.departed |= {peer}
-        self._gave_up |= {peer} if gives_up else set()
+    def can_end_without(self, peer: int, *, gives_up: bool) -> bool:
         for operation in tuple(self.operations):
             if operation.withdrawn and isinstance(operation, SendOperation) and operation.needs(peer):
                 self.operations.discard(operation)  # it went on for the peer's sake only
-        if gives_up and any(peer in launch.ranks for launch in self.under_way):
-            return False
         operations = tuple(self.operations)
         unfinished = (
             one for one in operations if gives_up and isinstance(one, CollectiveOperation) and peer in one.ranks
@@ -186,21 +165,10 @@ class Engine(Registry):
         return not any(unfinished) and not any(one.needs(peer) for one in operations)
 
     def gives_up(self) -> bool:
-        """Return whether our end now leaves something undone that others take part in."""
         collective = any(isinstance(operation, CollectiveOperation) for operation in self.operations)
         return collective or self.awaited_work()
 
-    def finishing(self) -> bool:
-        """Return whether a caller waits for what the backend does now, and all who take part in it see it through."""
-        awaited = (launch for launch in self.under_way if launch.operation is not None and not launch.operation.done)
-        return any(self._gave_up.isdisjoint(launch.ranks) for launch in awaited)
-
-    def awaited_work(self) -> bool:
-        """Return whether a caller waits for what the backend does now."""
-        return any(launch.operation is not None and not launch.operation.done for launch in self.under_way)
-
     def end(self, error: BrokenWorldException) -> None:
-        """Fail every operation with ``error`` that the backend does not work on, and let none begin any more."""
         self.fail_all(error, running=False)
         self.any_receives.clear()
 

@@ -18,7 +18,7 @@ from multiworld.errors import BrokenWorldException, LossReason, MultiWorldError
 from multiworld.matching.driver import Driver
 from multiworld.matching.histogram import operation_histograms
 from multiworld.matching.membership import Membership
-from multiworld.matching.protocol import Placement, Sent
+from multiworld.matching.protocol import Sent
 
 
 class Sink(Protocol):
@@ -54,6 +54,13 @@ class Sink(Protocol):
         """Let the payload under way go to ``own`` instead of ``whole``, what has come of it included."""
 
 
+class SetUp(Protocol):
+    """A backend that is being set up."""
+
+    def receive(self, name: bytes, value: bytes) -> None:
+        """A member's value has come."""
+
+
 class Host(Protocol):
     """The host of the engine: a session. All with the lock held, unless they say otherwise."""
 
@@ -69,8 +76,8 @@ class Host(Protocol):
     def launch(self, number: int, launch: Launch) -> None:
         """Run an agreed collective, or a matched transfer, after those before it of that group or channel."""
 
-    def on_value(self, peer: int, gid: int, split: int, nbytes: int) -> Placement:
-        """A value for the set-up of a backend arrives: where to put it."""
+    def value_slot(self, peer: int, gid: int, split: int, nbytes: int) -> SetUp | None:
+        """The backend that a value of ``peer`` is for; None, and the generation ends, if it can be for none."""
 
     def on_bye(self, peer: int, *, gives_up: bool) -> None:
         """``peer`` has said that it leaves, and nothing follows."""
@@ -87,6 +94,7 @@ class Registry:
         counts: operations started, by name.
         latencies: of those that succeeded, by name.
         departed: ranks that left in good order, all their data read.
+        gave_up: those of them that gave their collectives up.
         failure: the first cause, once the generation is broken or closed; nothing begins after it.
         next_look: when the deadlines are looked at next; infinite if they need not be.
     """
@@ -100,6 +108,7 @@ class Registry:
         self.counts: Counter[str] = Counter()
         self.latencies = operation_histograms()
         self.departed: frozenset[int] = frozenset()
+        self.gave_up: set[int] = set()
         self.failure: BrokenWorldException | None = None
         self.next_look = math.inf
         self._host = host
@@ -293,8 +302,13 @@ class Operation:
         if deadline < registry.next_look:  # seldom: deadlines mostly come in the order of their operations
             registry.look_at(deadline)
 
+    def watch(self) -> None:
+        """Let its end be noticed where it has no waiter of its own; it may be done already."""
+
     def attach(self, wake: Callable[[], None] | None) -> bool:
         """Call ``wake`` when it is done; False if it is done already."""
+        if wake is not None:
+            self.watch()
         if self.done:
             return False
         self._wake = wake
@@ -428,6 +442,10 @@ class BatchOperation(Operation):
             else:
                 one.parent = self
         self._check()
+
+    def watch(self) -> None:
+        for one in self.operations:
+            one.watch()
 
     def one_done(self) -> None:
         """Count the end of one of them."""

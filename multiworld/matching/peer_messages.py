@@ -19,16 +19,22 @@ import struct
 from bisect import insort
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import torch
 
-from multiworld.errors import TensorMismatch
 from multiworld.matching.device import DeviceEnd
 from multiworld.matching.memory import bytes_of, new_buffer
 from multiworld.matching.operation import Host, Launch, Registry, Sink
 from multiworld.matching.protocol import Kind, Mode, Placement, channel
-from multiworld.matching.send_receive import EXACT, Queues, ReceiveOperation, SendOperation, describe
+from multiworld.matching.send_receive import (
+    EXACT,
+    Queues,
+    ReceiveOperation,
+    SendOperation,
+    refused_receive,
+    refused_send,
+)
 
 #: how many receives a peer may have waiting at us; each costs us memory
 MAX_WAITING = 1 << 16
@@ -158,9 +164,7 @@ class PeerMessages:
         if operation is None:
             return
         self._forget_orphan(operation)
-        ours, theirs = describe(*operation.signature), describe(flags, dtype, nbytes)
-        what = f"expects {ours}, rank {self.lane.peer} sends {theirs}"
-        operation.fail(self._mismatch(what, ours, theirs, {operation.mode, flags}))
+        operation.fail(refused_receive(operation, self.lane.peer, operation.signature, (flags, dtype, nbytes)))
 
     def on_cancel(self, seq: int, key: int) -> None:
         """The peer withdraws a post; too late if the payload is on its way."""
@@ -252,20 +256,8 @@ class PeerMessages:
             )
             return
         self.lane.put(Kind.REJECT, operation.dtype, operation.mode, seq, operation.key, nbytes=operation.nbytes)
-        ours, theirs = describe(operation.mode, operation.dtype, operation.nbytes), describe(mode, dtype, nbytes)
-        if operation.mode == mode and mode not in EXACT:
-            ours, theirs = f"{operation.nbytes} bytes", f"at most {nbytes} bytes"
-        what = f"sends {ours}, rank {self.lane.peer} expects {theirs}"
-        operation.fail(self._mismatch(what, ours, theirs, {operation.mode, mode}))
-
-    def _mismatch(self, what: str, ours: str, theirs: str, modes: set[int]) -> TensorMismatch:
-        us = self.registry.membership
-        cause = remedy = None
-        if modes == EXACT:
-            cause = "one side passes a tensor on the CPU, the other one on the device"
-            remedy = "pass both on the device, or both on the CPU; the world is still usable"
-        sides: dict[str, Any] = {"ours": ours, "theirs": {self.lane.peer: theirs}}
-        return TensorMismatch(us.name, f"rank {us.rank} {what}", cause=cause, remedy=remedy, **sides, **us.where())
+        ours = operation.mode, operation.dtype, operation.nbytes
+        operation.fail(refused_send(operation, self.lane.peer, ours, (mode, dtype, nbytes)))
 
     # what stays on the device
 
@@ -284,8 +276,8 @@ class PeerMessages:
 
     def _orphan_on_device(self, operation: ReceiveOperation) -> None:
         """Its end and the withdrawal crossed."""
-        if operation.taken is not None:  # back to where it was kept: nothing of it was copied yet
-            operation.end, operation.taken = operation.taken, None
+        if operation.kept_end is not None:  # back to where it was kept: nothing of it was copied yet
+            operation.end, operation.kept_end = operation.kept_end, None
             operation.borrowed = False
             operation.keep = None
         if operation.borrowed or operation.arriving:
@@ -344,12 +336,10 @@ class PeerMessages:
         same_mode = operation.mode == message.mode
         fits = operation.signature == message.signature or (same_mode and operation.mode not in EXACT)
         if not fits:
-            ours, theirs = describe(*operation.signature), describe(*message.signature)
-            modes: set[int] = {operation.mode, message.mode}
-            operation.fail(self._mismatch(f"expects {ours}, rank {self.lane.peer} sent {theirs}", ours, theirs, modes))
+            operation.fail(refused_receive(operation, self.lane.peer, operation.signature, message.signature))
             return
         if operation.mode == Mode.DEVICE:
-            operation.taken = message.end
+            operation.kept_end = message.end
         elif message.shape is not None:
             operation.end, operation.shape = message.end, message.shape
         if operation.view is not None and message.view is not None:

@@ -14,6 +14,8 @@ HEADER: Final = struct.Struct("<BBHIQQ")
 pack: Final = HEADER.pack
 unpack_from: Final = HEADER.unpack_from
 HEADER_BYTES: Final = HEADER.size
+#: how many groups of a world may have collectives; a peer that names more makes them up
+MAX_GROUPS: Final = 1 << 16
 
 
 Done = Callable[[], None]

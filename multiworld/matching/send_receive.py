@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Final, Generic, Protocol, TypeVar
 
+from multiworld.errors import TensorMismatch
 from multiworld.matching.device import DeviceEnd
 from multiworld.matching.operation import Operation, Registry, Sink
 from multiworld.matching.protocol import Mode, dtype_name
@@ -76,6 +77,30 @@ def describe(mode: int, dtype: int, nbytes: int) -> str:
     if mode in EXACT:
         return f"{nbytes} bytes of {dtype_name(dtype)}{' on the device' if mode == Mode.DEVICE else ''}"
     return "a tensor with its shape" if mode == Mode.TENSOR else "an object"
+
+
+def refused_send(operation: Operation, peer: int, ours: Signature, theirs: Signature) -> TensorMismatch:
+    """Make the error of a send whose receive is for something else."""
+    said = describe(*ours), describe(*theirs)
+    if ours[0] == theirs[0] and ours[0] not in EXACT:
+        said = f"{ours[2]} bytes", f"at most {theirs[2]} bytes"
+    return _mismatch(operation, f"sends {said[0]}, rank {peer} expects {said[1]}", peer, said, {ours[0], theirs[0]})
+
+
+def refused_receive(operation: Operation, peer: int, ours: Signature, theirs: Signature) -> TensorMismatch:
+    """Make the error of a receive for which something else comes."""
+    said = describe(*ours), describe(*theirs)
+    return _mismatch(operation, f"expects {said[0]}, rank {peer} sends {said[1]}", peer, said, {ours[0], theirs[0]})
+
+
+def _mismatch(operation: Operation, what: str, peer: int, said: tuple[str, str], modes: set[int]) -> TensorMismatch:
+    us = operation.registry.membership
+    cause = remedy = None
+    if modes == EXACT:
+        cause = "one side passes a tensor on the CPU, the other one on the device"
+        remedy = "pass both on the device, or both on the CPU; the world is still usable"
+    sides: dict[str, Any] = {"ours": said[0], "theirs": {peer: said[1]}}
+    return TensorMismatch(us.name, f"rank {us.rank} {what}", cause=cause, remedy=remedy, **sides, **us.where())
 
 
 class SendOperation(Operation):
@@ -150,25 +175,49 @@ class SendOperation(Operation):
         return f"rank {self.messages.lane.peer} {state}"
 
 
-class ReceiveOperation(Operation):
+class Received(Operation):
+    """A receive, as what makes its result sees it.
+
+    Attributes:
+        dtype: code of the message's dtype.
+        buffer: the message in memory of our own, as a flat tensor of bytes; None if it is the caller's.
+        shape: what was said of a tensor that stays on the device.
+        end: where the payload is on the device.
+    """
+
+    def __init__(self, registry: Registry, name: str, keep: Any, dtype: int = 0, end: End = None) -> None:
+        super().__init__(registry, name, keep)
+        self.dtype, self.end = dtype, end
+        self.buffer: Any = None
+        self.shape: bytes | None = None
+
+    @property
+    def taken(self) -> DeviceEnd | None:
+        """A message on the device that was kept, to be copied by the caller."""
+        return None
+
+
+class ReceiveOperation(Received):
     """A receive: what it expects, and where the payload goes."""
 
     def __init__(
         self, name: str, messages: Messages, key: int, signature: Signature, view: View, keep: Any, end: End = None
     ) -> None:
-        super().__init__(messages.registry, name, keep)
+        self.mode, dtype, self.nbytes = signature
+        super().__init__(messages.registry, name, keep, dtype, end)
         self.messages = messages
         self.key = key
-        self.mode, self.dtype, self.nbytes = signature
-        self.view, self.end = view, end
+        self.view = view
         self.borrowed = view is not None or (end is not None and end.data is not None)  # it is the caller's memory
-        self.buffer: Any = None  # memory of our own
-        self.shape: bytes | None = None  # what was said of a tensor that stays on the device
-        self.taken: DeviceEnd | None = None  # a message on the device that was kept, to be copied by the caller
+        self.kept_end: DeviceEnd | None = None
         self.seq = -1
         self.offer = -1  # number of the any-source receive whose offer it answers
         self.arriving = False
         self.arrival = -1  # place of its message among all that came from this peer
+
+    @property
+    def taken(self) -> DeviceEnd | None:
+        return self.kept_end
 
     @property
     def signature(self) -> Signature:

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from multiworld.matching.operation import Operation
     from multiworld.session.session import Session
-    from multiworld.transport.poller import SyncPoller
 
 logger = logging.getLogger(__name__)
 
@@ -251,30 +250,22 @@ class SyncCall(_Call):
 
     def _wait(self, operation: Operation) -> None:
         operation.set_deadline(self._timeout)
-        session = self._session
-        with session.sync_poller() as poller:
-            with session.lock:
-                if not operation.attach(poller.wake_up):
-                    return
-            try:
-                _turn_until_done(operation, poller)
-            except BaseException:
-                for held in self._withdrawn(operation):
-                    self._end_now(held, poller)
-                self._detach(operation)
-                raise
+        try:
+            self._session.bridge.wait(operation)
+        except BaseException:
+            for held in self._withdrawn(operation):
+                self._end_now(held)
+            self._detach(operation)
+            raise
 
-    def _end_now(self, operation: Operation, poller: SyncPoller) -> None:
+    def _end_now(self, operation: Operation) -> None:
         """Wait for the end of an operation that cannot be withdrawn; a second interrupt breaks the world for it."""
         session = self._session
-        with session.lock:
-            if not operation.attach(poller.wake_up):
-                return
         try:
-            _turn_until_done(operation, poller)
+            session.bridge.wait(operation)
         except BaseException:
             session.abort(f"{operation.name} was interrupted twice")
-            _turn_until_done(operation, poller)
+            session.bridge.wait(operation)
             raise
 
 
@@ -289,11 +280,6 @@ class SyncBase:
 
     def __init__(self, group: GroupBase) -> None:
         self._group = group
-
-
-def _turn_until_done(operation: Operation, poller: SyncPoller) -> None:
-    while not operation.done:
-        poller.turn()
 
 
 def _invalid(group: GroupBase, operation: str, what: str, remedy: str) -> InvalidArgument:

@@ -13,7 +13,7 @@ from multiworld.matching.device import DeviceEnd
 from multiworld.matching.memory import bytes_of
 from multiworld.matching.operation import BatchOperation, Operation
 from multiworld.matching.protocol import Mode, message_key
-from multiworld.matching.send_receive import ReceiveOperation, SendOperation, Signature
+from multiworld.matching.send_receive import Payload, Received, Signature
 from multiworld.serialization.pickling import allowed, dumps, loads
 from multiworld.tensors.checks import (
     check_device,
@@ -29,14 +29,15 @@ from multiworld.tensors.shapes import shape_bytes, with_shape
 from multiworld.tensors.staging import copy_to, on_cpu, receive_buffer, writable
 
 if TYPE_CHECKING:
-    from multiworld.matching.any_source import AnyReceive
-    from multiworld.matching.engine import Engine
+    from multiworld.matching.interface import Matching
     from multiworld.matching.membership import GroupMembers
 
 MAX_TAG = 2**31 - 1
 
 #: of a receive: what is posted, the memory as bytes, the memory, and our end where it is on the device
 _Place = tuple[Signature, memoryview | None, torch.Tensor, DeviceEnd | None]
+#: of a send: what is offered, the payload in pieces, the memory of the first, and our end where it is on the device
+_Source = tuple[Signature, Payload, torch.Tensor, DeviceEnd | None]
 _CHECKS: Final = {"send": check_source, "recv": check_tensor}
 
 
@@ -72,51 +73,38 @@ def _key(group: GroupMembers, operation: str, tag: int) -> int:
 
 
 def send(
-    engine: Engine, group: GroupMembers, tensor: torch.Tensor, dst: int, tag: int, stream: bool = False
+    engine: Matching, group: GroupMembers, tensor: torch.Tensor, dst: int, tag: int, stream: bool = False
 ) -> Operation:
     code = check_source(group, "send", tensor)
     peer, key = _peer_and_key(group, "send", "dst", dst, tag)
-    return engine.send(_send_of(engine, group, tensor, code, peer, key, stream))
+    return engine.send("send", peer, key, *_source_of(engine, group, tensor, code, stream))
 
 
-def _send_of(
-    engine: Engine, group: GroupMembers, tensor: torch.Tensor, code: int, peer: int, key: int, stream: bool
-) -> SendOperation:
+def _source_of(engine: Matching, group: GroupMembers, tensor: torch.Tensor, code: int, stream: bool) -> _Source:
     """Prepare the send of a checked tensor; all that is copied or asked of the device is done here."""
     device = None if engine.device is None else device_for(engine, group, "send", tensor)
     if device is not None:
         plain, end = source(device, tensor, stream)
-        return SendOperation("send", engine.messages[peer], key, (Mode.DEVICE, code, plain.nbytes), (), plain, end)
+        return (Mode.DEVICE, code, plain.nbytes), (), plain, end
     host = on_cpu(tensor)
     view = bytes_of(host)
-    return SendOperation("send", engine.messages[peer], key, (Mode.FIXED, code, len(view)), (view,), host)
+    return (Mode.FIXED, code, len(view)), (view,), host, None
 
 
 def recv(
-    engine: Engine, group: GroupMembers, tensor: torch.Tensor, src: int | None, tag: int, stream: bool = False
+    engine: Matching, group: GroupMembers, tensor: torch.Tensor, src: int | None, tag: int, stream: bool = False
 ) -> Operation:
     code = check_tensor(group, "recv", tensor)
     if src is not None:
         peer, key = _peer_and_key(group, "recv", "src", src, tag)
-        return engine.receive(_receive_of(engine, group, tensor, code, peer, key, stream))
+        place = _place_of(engine, group, tensor, code, stream)
+        return _finished(engine, group, tensor, engine.receive("recv", peer, key, *place), place)
     peers, key = _others(engine, group), _key(group, "recv", tag)
     place = _place_of(engine, group, tensor, code, stream)
-    operation = engine.receive_any(peers, key, *place)
-    operation.finish = _finish_of(engine, group, tensor, operation, place)
-    return operation
+    return _finished(engine, group, tensor, engine.receive_any(peers, key, *place), place)
 
 
-def _receive_of(
-    engine: Engine, group: GroupMembers, tensor: torch.Tensor, code: int, peer: int, key: int, stream: bool
-) -> ReceiveOperation:
-    """Prepare the receive into a checked tensor, as for a send."""
-    place = _place_of(engine, group, tensor, code, stream)
-    operation = ReceiveOperation("recv", engine.messages[peer], key, *place)
-    operation.finish = _finish_of(engine, group, tensor, operation, place)
-    return operation
-
-
-def _place_of(engine: Engine, group: GroupMembers, tensor: torch.Tensor, code: int, stream: bool) -> _Place:
+def _place_of(engine: Matching, group: GroupMembers, tensor: torch.Tensor, code: int, stream: bool) -> _Place:
     """Find what is posted for a checked tensor, and the memory that the payload goes to."""
     device = None if engine.device is None else device_for(engine, group, "recv", tensor)
     if device is not None:
@@ -126,19 +114,19 @@ def _place_of(engine: Engine, group: GroupMembers, tensor: torch.Tensor, code: i
     return (Mode.FIXED, code, len(view)), view, host, None
 
 
-def _finish_of(
-    engine: Engine, group: GroupMembers, tensor: torch.Tensor, operation: ReceiveOperation | AnyReceive, place: _Place
-) -> Callable[[int], int] | None:
-    """Make what ends a receive in its caller's thread; None where the payload and its rank need nothing more."""
+def _finished(
+    engine: Matching, group: GroupMembers, tensor: torch.Tensor, operation: Received, place: _Place
+) -> Received:
+    """Say what ends a receive in its caller's thread; nothing where the payload and its rank need nothing more."""
     _, _, memory, end = place
     if end is not None:
-        return received(group, tensor, operation)
-    if group.size == engine.membership.size and memory is tensor:
-        return None
-    return partial(_received, group, tensor, memory)
+        operation.finish = received(group, tensor, operation)
+    elif group.size != engine.membership.size or memory is not tensor:
+        operation.finish = partial(_received, group, tensor, memory)
+    return operation
 
 
-def _others(engine: Engine, group: GroupMembers) -> tuple[int, ...]:
+def _others(engine: Matching, group: GroupMembers) -> tuple[int, ...]:
     """World ranks of the other members."""
     peers = tuple(rank for rank in group.ranks if rank != engine.membership.rank)
     if not peers:
@@ -153,25 +141,24 @@ def _received(group: GroupMembers, tensor: torch.Tensor, host: torch.Tensor, pee
 
 
 def send_tensor(
-    engine: Engine, group: GroupMembers, tensor: torch.Tensor, dst: int, tag: int, stream: bool = False
+    engine: Matching, group: GroupMembers, tensor: torch.Tensor, dst: int, tag: int, stream: bool = False
 ) -> Operation:
     """Start ``Group.send_tensor``: the payload, then the shape, so that the payload lies aligned on the other side."""
     code = check_source(group, "send_tensor", tensor)
     peer, key = _peer_and_key(group, "send_tensor", "dst", dst, tag)
-    messages, device = engine.messages[peer], device_for(engine, group, "send_tensor", tensor)
+    device = device_for(engine, group, "send_tensor", tensor)
     if device is not None:
         plain, end = source(device, tensor, stream)
-        signature = (Mode.TENSOR, code, plain.nbytes)
-        return engine.send(SendOperation("send_tensor", messages, key, signature, said_of(plain), plain, end))
+        return engine.send("send_tensor", peer, key, (Mode.TENSOR, code, plain.nbytes), said_of(plain), plain, end)
     host = on_cpu(tensor)
     view = bytes_of(host)
     shape = shape_bytes(host)
     signature = (Mode.TENSOR, code, len(view) + len(shape))
-    return engine.send(SendOperation("send_tensor", messages, key, signature, (view, shape), host))
+    return engine.send("send_tensor", peer, key, signature, (view, shape), host)
 
 
 def recv_tensor(
-    engine: Engine,
+    engine: Matching,
     group: GroupMembers,
     src: int,
     tag: int,
@@ -184,7 +171,7 @@ def recv_tensor(
     if engine.device is not None:
         end = DeviceEnd(engine.device, not_capturing(group, "recv_tensor", engine.device).now(), streamed=stream)
     signature = (Mode.TENSOR, 0, us.limits.max_message_bytes)
-    operation = ReceiveOperation("recv_tensor", engine.messages[peer], key, signature, None, None, end)
+    operation = engine.receive("recv_tensor", peer, key, signature, None, None, end)
 
     def finish(_: Any) -> torch.Tensor:
         if operation.shape is not None:
@@ -192,43 +179,46 @@ def recv_tensor(
         return with_shape(us, peer, operation.dtype, operation.buffer).to(place)
 
     operation.finish = finish
-    return engine.receive(operation)
+    return operation
 
 
-def send_object(engine: Engine, group: GroupMembers, obj: Any, dst: int, tag: int) -> Operation:
+def send_object(engine: Matching, group: GroupMembers, obj: Any, dst: int, tag: int) -> Operation:
     peer, key = _peer_and_key(group, "send_object", "dst", dst, tag)
     payload = dumps(obj, engine.membership)
     signature = (Mode.OBJECT, 0, len(payload))
-    return engine.send(SendOperation("send_object", engine.messages[peer], key, signature, (payload,), None))
+    return engine.send("send_object", peer, key, signature, (payload,), None)
 
 
-def recv_object(engine: Engine, group: GroupMembers, src: int, tag: int, allow: Sequence[type | str]) -> Operation:
+def recv_object(engine: Matching, group: GroupMembers, src: int, tag: int, allow: Sequence[type | str]) -> Operation:
     peer, key = _peer_and_key(group, "recv_object", "src", src, tag)
     names = allowed(allow, engine.membership, "recv_object")
     signature = (Mode.OBJECT, 0, engine.membership.limits.max_message_bytes)
-    operation = ReceiveOperation("recv_object", engine.messages[peer], key, signature, None, None)
+    operation = engine.receive("recv_object", peer, key, signature, None, None)
     operation.finish = lambda _: loads(bytes_of(operation.buffer), names, engine.membership)
-    return engine.receive(operation)
+    return operation
 
 
-def batch_p2p(engine: Engine, group: GroupMembers, operations: Sequence[P2P], stream: bool = False) -> Operation:
+def batch_p2p(engine: Matching, group: GroupMembers, operations: Sequence[P2P], stream: bool = False) -> Operation:
     """Start ``Group.batch_p2p``: all arguments are checked before any is started, so either all are started or none."""
     check_list(group, "batch_p2p", "operations", operations)
-    parts = [_prepared(engine, group, entry, stream) for entry in operations]
-    whole = BatchOperation(engine, len(parts))
-    with engine.lock, engine.together(group.ranks[entry.peer] for entry in operations):
+    starts = [_prepared(engine, group, entry, stream) for entry in operations]
+    whole = BatchOperation(engine, len(starts))
+    with engine.lock:
         if engine.register(whole, ()):
-            for part in parts:
-                engine.send(part) if isinstance(part, SendOperation) else engine.receive(part)
+            with engine.together(group.ranks[entry.peer] for entry in operations):
+                parts = [start() for start in starts]
             whole.take(parts)
     return whole
 
 
-def _prepared(engine: Engine, group: GroupMembers, entry: Any, stream: bool) -> SendOperation | ReceiveOperation:
+def _prepared(engine: Matching, group: GroupMembers, entry: Any, stream: bool) -> Callable[[], Operation]:
+    """Check one entry; what starts it."""
     if not isinstance(entry, P2P) or entry.kind not in _CHECKS:
         what = f"{type(entry).__name__} given where P2P('send' | 'recv', ...) is expected"
         raise invalid(group, "batch_p2p", what, "pass P2P entries")
     code = _CHECKS[entry.kind](group, "batch_p2p", entry.tensor)
     peer, key = _peer_and_key(group, "batch_p2p", "peer", entry.peer, entry.tag)
-    prepare = _send_of if entry.kind == "send" else _receive_of
-    return prepare(engine, group, entry.tensor, code, peer, key, stream)
+    if entry.kind == "send":
+        return partial(engine.send, "send", peer, key, *_source_of(engine, group, entry.tensor, code, stream))
+    place = _place_of(engine, group, entry.tensor, code, stream)
+    return lambda: _finished(engine, group, entry.tensor, engine.receive("recv", peer, key, *place), place)

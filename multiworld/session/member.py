@@ -13,8 +13,7 @@ from multiworld.config import WorldConfig
 from multiworld.errors import WrongContext
 from multiworld.process.event_loop import no_loop
 from multiworld.session.counters import Counters
-from multiworld.session.orderly_leave import LINGER_SECONDS
-from multiworld.session.session import Session
+from multiworld.session.session import LINGER_SECONDS, Session
 from multiworld.store.sources import StoreSource
 
 

@@ -1,21 +1,20 @@
 """A session: the life of one generation of one world in this process, from its connections to its end.
 
-It ends in this order: waiters first, then sockets, then threads and memory. ``_release`` and ``_cut`` run under the
-lock and block on nothing: who waits has its exception when they return, except for those whose memory the backend
+It ends in this order: waiters first, then sockets, then threads and memory. ``_release`` runs under the
+lock and blocks on nothing: who waits has its exception when they return, except for those whose memory the backend
 still works on. They have it when the backend lets go, which is as soon as its connections are closed. What may take
 time is done in a thread of its own, with a deadline.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, cast
 
 import torch
@@ -24,6 +23,8 @@ from multiworld.backends import device_failures
 from multiworld.backends.cuda import CudaDevice
 from multiworld.backends.slot import DriverSlot
 from multiworld.config import WorldConfig, WorldState
+from multiworld.engine import library
+from multiworld.engine.compiled_engine import CompiledEngine
 from multiworld.errors import BrokenWorldException, DeviceFailed, LossReason, OpTimeout, PeerLost, WorldClosed
 from multiworld.events import (
     DeviceLost,
@@ -36,26 +37,30 @@ from multiworld.events import (
     WorldLeft,
 )
 from multiworld.liveness.monitor import PeerPlace
-from multiworld.matching.engine import MAX_GROUPS, Engine
+from multiworld.matching.engine import Engine
+from multiworld.matching.interface import Matching
 from multiworld.matching.membership import Limits, Membership
 from multiworld.matching.operation import Launch, Operation
-from multiworld.matching.protocol import Kind, Placement, ranks_of_channel
+from multiworld.matching.protocol import MAX_GROUPS, ranks_of_channel
 from multiworld.process.hooks import patience
 from multiworld.process.hub import Hub
 from multiworld.process.threads import start_or_run
 from multiworld.process.torch_modes import torch_modes_active, without_torch_modes
 from multiworld.rendezvous.wiring import HandshakeAcceptor, Wires
+from multiworld.session.compiled_bridge import CompiledBridge
 from multiworld.session.control import CANCELLED_CAUSE, Control
 from multiworld.session.counters import Counters
-from multiworld.session.orderly_leave import LINGER_SECONDS, write_out
+from multiworld.transport.descriptors import reserve
 from multiworld.transport.lane import Lane
-from multiworld.transport.poller import LoopBridge, SyncPoller
+from multiworld.transport.poller import LoopBridge
 
 logger = logging.getLogger(__name__)
 
 DRIVER_SECONDS = 10.0
 #: how often a world that is to end looks whether what can finish has, in seconds
 LOOK_SECONDS = 0.02
+#: how long a leaving member waits for what it sent to be taken
+LINGER_SECONDS = 2.0
 #: a backend that has not let go of a caller's memory after this long never will: its connections are closed
 HELD_SECONDS = 0.5
 
@@ -94,12 +99,12 @@ class Session:
         self.leaving: set[int] = set()
         self._ending: BrokenWorldException | None = None
         self._ended: set[int] = set()  # members whose connections end in order, after all that they sent
-        self.lanes = {peer: Lane(sock, peer, self) for peer, sock in wires.lanes.items()}
-        device = CudaDevice(torch.device(config.device)) if self.membership.on_device else None
-        self.engine = Engine(self.membership, self, self.lanes, self.lock, time.monotonic, device)
-        self.on_frame = self.engine.on_frame
         self.slots: dict[int, DriverSlot] = {}
-        self.bridge = LoopBridge(self)
+        device = CudaDevice(torch.device(config.device)) if self.membership.on_device else None
+        self.lanes: dict[int, Lane] = {}
+        self.engine: Matching
+        self.bridge: LoopBridge | CompiledBridge
+        self._connect(wires.lanes, device)
         self.acceptor = acceptor
         self.freed = threading.Event()
         self.control = Control(self, wires.controls)
@@ -111,7 +116,27 @@ class Session:
             if self.freed.is_set():
                 self._forget_device()
         # Last: a peer may have broken the world already, and that is handled in the hub's thread.
+        if isinstance(self.bridge, CompiledBridge):
+            self.bridge.start()
         self.control.start()
+
+    def _connect(self, socks: Mapping[int, socket.socket], device: CudaDevice | None) -> None:
+        """Hand the data connections to the engine of this world."""
+        module = library.compiled() if device is None else None
+        if module is None:
+            bridge = LoopBridge(self)
+            self.lanes.update({peer: Lane(sock, peer, bridge) for peer, sock in socks.items()})
+            engine = Engine(self.membership, self, self.lanes, self.lock, time.monotonic, device)
+            bridge.on_frame = engine.on_frame
+            self.engine, self.bridge = engine, bridge
+            return
+        us = self.membership
+        lanes = {peer: sock.fileno() for peer, sock in socks.items()}
+        native = reserve.make(module.Engine, us.rank, lanes, us.limits.max_message_bytes)
+        for sock in socks.values():
+            sock.detach()  # the engine's from here on
+        compiled = CompiledEngine(us, self, self.lock, time.monotonic, native)
+        self.engine, self.bridge = compiled, CompiledBridge(self, compiled)
 
     @property
     def failure(self) -> BrokenWorldException | None:
@@ -142,15 +167,21 @@ class Session:
         """Run ``function`` soon in a thread of its own."""
         start_or_run(f"mw-aside-{self.name}", function)
 
-    def on_value(self, peer: int, gid: int, split: int, nbytes: int) -> Placement:
+    def value_slot(self, peer: int, gid: int, split: int, nbytes: int) -> DriverSlot | None:
+        """The backend that a value of ``peer`` is for; None, and the world breaks, if it can be for none."""
         ends = ranks_of_channel(gid)
         known = gid in self.slots or len(self.slots) < MAX_GROUPS
         known = known and (ends is None or set(ends) == {peer, self.membership.rank})
-        place = self.slot(gid).expect(split, nbytes) if known else None
-        if place is None:
-            self.engine.protocol_error(peer, f"a value of {nbytes} bytes for the set-up of group {gid}")
-            return None, None
-        return place
+        if known and self.slot(gid).expects(split, nbytes):
+            return self.slot(gid)
+        self.engine.protocol_error(peer, f"a value of {nbytes} bytes for the set-up of group {gid}")
+        return None
+
+    def on_value(self, peer: int, gid: int, name: bytes, value: bytes) -> None:
+        """A value for the set-up of a backend has come."""
+        slot = self.value_slot(peer, gid, len(name), len(name) + len(value))
+        if slot is not None:
+            slot.receive(name, value)
 
     # deadlines
 
@@ -202,14 +233,10 @@ class Session:
             if not goes_on:
                 self.lost(peer, LossReason.LEFT, f"rank {peer} left the world")
 
-    def on_lane_end(self, lane: Lane, error: OSError | None) -> None:
+    def lane_ended(self, peer: int, error: OSError | None) -> None:
         """A data connection ended: the control connections say why."""
-        self.bridge.lane_closed(lane)
-        if lane.peer not in self.departed and self.failure is None:
-            self.control.explain(lane.peer, error)
-
-    def on_torn(self, lane: Lane) -> None:
-        self.interrupted(f"data of rank {lane.peer} was moved")
+        if peer not in self.departed and self.failure is None:
+            self.control.explain(peer, error)
 
     def interrupted(self, what: str) -> None:
         """A signal handler raised, as that of Ctrl-C does, where nothing can be resumed: the world ends."""
@@ -226,10 +253,6 @@ class Session:
         again = "call rejoin(); with on_cancel='finish' it goes on without its caller, who must not repeat it"
         told: dict[str, Any] = {"cause": CANCELLED_CAUSE, "remedy": again, "how": LossReason.CANCELLED}
         self.break_(PeerLost(self.name, what, ranks=(us.rank,), **told, **us.where(name)))
-
-    def on_backlog(self, lane: Lane) -> None:
-        """Write the rest when the socket takes more."""
-        self.bridge.want_write(lane)
 
     def drain(self, peer: int) -> None:
         """Read what ``peer`` sent before it left."""
@@ -290,10 +313,11 @@ class Session:
 
     def _end_once_done(self, error: BrokenWorldException, until: float) -> None:
         """Read what has come, and end the session unless something can still finish; in the hub's thread."""
-        for peer in self.lanes:
+        others = set(range(self.membership.size)) - {self.membership.rank}
+        for peer in others:
             self.bridge.drain(peer)
         with self.lock:
-            all_read = all(self.lanes[peer].ended for peer in self._ended if peer in self.lanes)
+            all_read = all(map(self.bridge.lane_ended, self._ended & others))
             finishing = self.engine.finishing() or not (all_read or time.monotonic() > until)
             if not (finishing and self.engine.operations):
                 self.break_(error, orderly=True)
@@ -318,8 +342,7 @@ class Session:
         if tell:
             self.control.tell_break(error, orderly=orderly)
         if not orderly:
-            with self.lock:
-                self._cut()
+            self.bridge.shut()
         self._abort_slots()
         start_or_run(f"mw-free-{self.name}", self._linger if orderly else self._free)
 
@@ -351,9 +374,7 @@ class Session:
             if not was_broken:
                 error = WorldClosed(self.name, "the world was left", **self.membership.where())
                 self.engine.failure = error
-                gives_up = self.engine.gives_up()
-                for lane in self.lanes.values():
-                    lane.put(Kind.BYE, flags=int(gives_up))
+                self.bridge.say_bye(gives_up=self.engine.gives_up())
                 self._release(error, orderly=True)
         if not was_broken:
             self.control.tell_bye()
@@ -363,14 +384,15 @@ class Session:
 
     def _linger(self, seconds: float = LINGER_SECONDS) -> None:
         """Let what was sent arrive, then give everything back."""
-        write_out(self.lanes.values(), self.lock, lambda: bool(self.engine.under_way), seconds)
+        until = time.monotonic() + seconds
+        while not (self.bridge.written_out() and not self.engine.under_way) and time.monotonic() < until:
+            time.sleep(0.001)
         self._free()
 
     def _release(self, error: BrokenWorldException, *, orderly: bool = False) -> None:
         """Fail every operation with ``error``, and let nothing begin any more; under the lock."""
         cut = not orderly or self.engine.awaited_work()
-        for lane in self.lanes.values():  # first: from here on nothing is written to a caller's memory
-            lane.stop_reading() if orderly else lane.cut()
+        self.bridge.stop(orderly=orderly)  # first: from here on nothing is written to a caller's memory
         self.engine.end(error)
         self.hub.call_later(HELD_SECONDS, lambda: self._fail_rest(error))
         for slot in self.slots.values():
@@ -388,16 +410,9 @@ class Session:
         with self.lock:
             self.engine.fail_all(error, running=True)
 
-    def _cut(self) -> None:
-        """End the data connections; under the lock."""
-        for lane in self.lanes.values():
-            with contextlib.suppress(OSError):
-                lane.sock.shutdown(socket.SHUT_RDWR)
-
     def _free(self) -> None:
         """Give back sockets, threads and backends."""
         self._forget_device()
-        self.bridge.close()
         self.control.close()
         for slot in tuple(self.slots.values()):
             try:
@@ -406,6 +421,7 @@ class Session:
                 logger.exception("world %r: its backend could not be freed", self.name)
         if self.failure is not None:
             self._fail_rest(self.failure)
+        self.bridge.close()
         self.freed.set()
 
     def drop_in_child(self) -> None:
@@ -417,18 +433,10 @@ class Session:
 
     def counters(self) -> Counters:
         """Count what this generation did so far."""
-        sent = Counter({peer: lane.sent for peer, lane in self.lanes.items()})
-        received = Counter({peer: lane.received for peer, lane in self.lanes.items()})
+        traffic = self.bridge.traffic()
+        sent = Counter({peer: sent for peer, (sent, _) in traffic.items()})
+        received = Counter({peer: received for peer, (_, received) in traffic.items()})
         return Counters(Counter(self.engine.counts), sent, received, self.engine.latencies)
-
-    @contextlib.contextmanager
-    def sync_poller(self) -> Iterator[SyncPoller]:
-        """Move this session's data in the calling thread for as long as the block lasts."""
-        try:
-            yield self.bridge.begin_wait()
-        finally:
-            with self.lock:
-                self.bridge.end_wait()
 
     def publish(self, event: Event) -> None:
         """Hand an event to those who listen; in the hub's thread, never in the caller's."""

@@ -6,18 +6,17 @@ from collections.abc import Callable
 
 import torch
 
-from multiworld.matching.any_source import AnyReceive
 from multiworld.matching.device import Device, DeviceEnd
-from multiworld.matching.engine import Engine
+from multiworld.matching.interface import Matching
 from multiworld.matching.membership import GroupMembers
 from multiworld.matching.peer_messages import LENGTH
-from multiworld.matching.send_receive import ReceiveOperation
+from multiworld.matching.send_receive import Received
 from multiworld.tensors.checks import invalid
 from multiworld.tensors.shapes import described, shape_bytes
 from multiworld.tensors.staging import readable, writable
 
 
-def device_for(engine: Engine, group: GroupMembers, operation: str, tensor: torch.Tensor) -> Device | None:
+def device_for(engine: Matching, group: GroupMembers, operation: str, tensor: torch.Tensor) -> Device | None:
     """The device, if ``tensor``, which was checked, stays there; None if it travels through the CPU.
 
     Raises:
@@ -58,7 +57,7 @@ def said_of(tensor: torch.Tensor) -> tuple[bytes, ...]:
     return LENGTH.pack(tensor.nbytes), shape_bytes(tensor)
 
 
-def received(group: GroupMembers, tensor: torch.Tensor, receive: ReceiveOperation | AnyReceive) -> Callable[[int], int]:
+def received(group: GroupMembers, tensor: torch.Tensor, receive: Received) -> Callable[[int], int]:
     """Return the end of a receive, for its caller's thread: it copies a kept message and returns the sender's rank."""
 
     def finish(peer: int) -> int:
@@ -71,7 +70,7 @@ def received(group: GroupMembers, tensor: torch.Tensor, receive: ReceiveOperatio
     return finish
 
 
-def received_tensor(engine: Engine, peer: int, receive: ReceiveOperation) -> torch.Tensor:
+def received_tensor(engine: Matching, peer: int, receive: Received) -> torch.Tensor:
     """The tensor that ``recv_tensor`` got on the device, for the calling thread's current stream."""
     end, shape = receive.end, receive.shape
     if end is None or shape is None:

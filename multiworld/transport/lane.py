@@ -7,7 +7,11 @@ callers wait; ``disown`` and ``redirect`` end that.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import socket
+import struct
+import termios
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -197,6 +201,29 @@ class Lane:
         """Drop what comes from now on; what is still to be written goes out."""
         self._deaf = True
         self._body = self._on_body = None
+
+    def linger(self) -> bool:
+        """Write the rest and say that nothing follows; whether the peer's machine has all of it.
+
+        What comes is dropped: to close a socket with something unread resets the connection, and what is on its way is
+        lost.
+        """
+        if self.backlog and not self.ended:
+            self.flush()
+        if self.backlog and not self.ended:
+            return False
+        self.ended = True  # nothing else reads from it any more
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_WR)
+        try:
+            while self.sock.recv(1 << 16):
+                pass
+        except BlockingIOError:
+            unacknowledged = struct.unpack("i", fcntl.ioctl(self.sock, termios.TIOCOUTQ, b"\0" * 4))[0]
+            return bool(unacknowledged <= 1)  # the end itself counts as one
+        except OSError:
+            pass
+        return True  # the peer has ended the connection
 
     def cut(self) -> None:
         """End it on our side: nothing is read or written any more."""

@@ -6,17 +6,22 @@ import asyncio
 import contextlib
 import os
 import select
+import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast
 
+from multiworld.matching.operation import Operation
+from multiworld.matching.protocol import Kind, Placement
 from multiworld.transport.descriptors import reserve
 from multiworld.transport.lane import Lane
 from multiworld.transport.reactor import Reactor
 
+OnFrame = Callable[[Lane, int, int, int, int, int, int], Placement]
 _local = threading.local()
 #: a wait looks around this often, in milliseconds, should a wake-up get lost in a signal handler
 LOOK_AROUND_MS = 1000
@@ -75,6 +80,8 @@ class BridgeOwner(Protocol):
     @property
     def hub(self) -> Reactor: ...
     def pump(self, lane: Lane) -> None: ...
+    def lane_ended(self, peer: int, error: OSError | None) -> None: ...
+    def interrupted(self, what: str) -> None: ...
 
 
 class SyncPoller:
@@ -146,22 +153,15 @@ class SyncPoller:
         self._writing.discard(lane.fd)
 
 
-class LoopBridge:
-    """The ties of a world's lanes to an event loop and to waiting threads.
+class LoopTie(ABC):
+    """The tie of a session's data to the event loop of its world, once there is one."""
 
-    Attributes:
-        owner: of the lanes.
-        mover: the thread that moves data now: it need not be woken.
-    """
-
-    def __init__(self, owner: BridgeOwner) -> None:
-        self.owner = owner
-        self.mover: SyncPoller | None = None
+    def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._pollers: dict[int, SyncPoller] = {}
-        #: those of threads that wait now; to any other's eventfd nothing may be written, its number may be another's
-        self._taken: dict[int, SyncPoller] = {}
-        self._rest_watched = False
+
+    @abstractmethod
+    def _register(self) -> None:
+        """Let the loop move the data from now on; in its thread."""
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Let ``loop`` move the lanes from now on. From any thread."""
@@ -191,6 +191,47 @@ class LoopBridge:
                 else:
                     held.append((self._loop, future))
 
+    def _in_loop(self, function: Callable[[], None]) -> bool:
+        if self._loop is None or self._loop.is_closed():
+            return False
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function)
+            return True
+        return False
+
+
+class LoopBridge(LoopTie):
+    """The ties of a world's lanes to an event loop and to waiting threads.
+
+    Attributes:
+        owner: of the lanes.
+        on_frame: handles a header, see ``LaneOwner``.
+        mover: the thread that moves data now: it need not be woken.
+    """
+
+    def __init__(self, owner: BridgeOwner) -> None:
+        super().__init__()
+        self.owner = owner
+        self.mover: SyncPoller | None = None
+        self.on_frame: OnFrame
+        self._pollers: dict[int, SyncPoller] = {}
+        #: those of threads that wait now; to any other's eventfd nothing may be written, its number may be another's
+        self._taken: dict[int, SyncPoller] = {}
+        self._rest_watched = False
+
+    def wait(self, operation: Operation) -> None:
+        """Move the data in the calling thread until ``operation`` is done."""
+        poller = self.begin_wait()
+        try:
+            with self.owner.lock:
+                if not operation.attach(poller.wake_up):
+                    return
+            while not operation.done:
+                poller.turn()
+        finally:
+            with self.owner.lock:
+                self.end_wait()
+
     def begin_wait(self) -> SyncPoller:
         """The calling thread's poller, made at its first wait, and taken until it ends its wait."""
         ident = threading.get_ident()
@@ -207,7 +248,7 @@ class LoopBridge:
         if self._rest_watched and not self._served() and any(lane.backlog for lane in self.owner.lanes.values()):
             self._watch_rest(0.0)
 
-    def want_write(self, lane: Lane) -> None:
+    def on_backlog(self, lane: Lane) -> None:
         """Something is left to be written on ``lane``."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: threads that wait do it
             if self._loop is not None and asyncio._get_running_loop() is self._loop:
@@ -251,9 +292,51 @@ class LoopBridge:
             if not lane.ended:
                 self.owner.pump(lane)
 
-    def lane_closed(self, lane: Lane) -> None:
-        """Stop watching ``lane``, which has ended."""
+    def lane_ended(self, peer: int) -> bool:
+        """Tell whether nothing more comes from ``peer``, all of which was read."""
+        return self.owner.lanes[peer].ended
+
+    def send_value(self, ranks: Sequence[int], gid: int, name: bytes, value: bytes) -> None:
+        """Send a value for the set-up of a backend to these members. Under the lock."""
+        nbytes = len(name) + len(value)
+        for rank in ranks:
+            self.owner.lanes[rank].put(Kind.VALUE, flags=len(name), key=gid, payload=(name, value), nbytes=nbytes)
+
+    def say_bye(self, *, gives_up: bool) -> None:
+        """Say to all peers that we leave, and nothing follows. Under the lock."""
+        for lane in self.owner.lanes.values():
+            lane.put(Kind.BYE, flags=int(gives_up))
+
+    def stop(self, *, orderly: bool) -> None:
+        """Read and write callers' memory no more; with ``orderly``, what was sent still goes out. Under the lock."""
+        for lane in self.owner.lanes.values():
+            lane.stop_reading() if orderly else lane.cut()
+
+    def shut(self) -> None:
+        """End the data connections, after ``stop``."""
+        with self.owner.lock:
+            for lane in self.owner.lanes.values():
+                with contextlib.suppress(OSError):
+                    lane.sock.shutdown(socket.SHUT_RDWR)
+
+    def written_out(self) -> bool:
+        """Write what is left and say that nothing follows, after an orderly ``stop``; whether the peers have all."""
+        with self.owner.lock:
+            pending = [lane for lane in self.owner.lanes.values() if not lane.linger()]
+            return not pending
+
+    def traffic(self) -> dict[int, tuple[int, int]]:
+        """Bytes sent and received, by peer."""
+        return {peer: (lane.sent, lane.received) for peer, lane in self.owner.lanes.items()}
+
+    def on_lane_end(self, lane: Lane, error: OSError | None) -> None:
+        """See ``LaneOwner``."""
         self._in_loop(lambda: self._unregister(lane))
+        self.owner.lane_ended(lane.peer, error)
+
+    def on_torn(self, lane: Lane) -> None:
+        """See ``LaneOwner``."""
+        self.owner.interrupted(f"data of rank {lane.peer} was moved")
 
     def close(self) -> None:
         """Let go of the loop and of the sockets. From any thread."""
@@ -267,14 +350,6 @@ class LoopBridge:
         if not self._in_loop(let_go):
             for lane in self.owner.lanes.values():
                 lane.sock.close()
-
-    def _in_loop(self, function: Callable[[], None]) -> bool:
-        if self._loop is None or self._loop.is_closed():
-            return False
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(function)
-            return True
-        return False
 
     def _register(self) -> None:
         assert self._loop is not None  # noqa: S101 - for the type checker; attach has set it

@@ -20,6 +20,7 @@ from multiworld.config import (
     WorldConfig,
     is_duration,
 )
+from multiworld.engine import library
 from multiworld.errors import InvalidArgument, MultiWorldError
 from multiworld.events import TELLING_SECONDS, Event
 from multiworld.process.event_loop import check_no_loop, running_loop
@@ -135,6 +136,7 @@ class MultiWorld:
         interfaces: str | Iterable[str] | None = None,
     ) -> None:
         network = network_settings(secret, ports, interfaces)
+        library.compiled()  # a wrong setting is told before anything begins
         if address is None and network.interfaces:
             address = chosen_address(network.interfaces)
         self.defaults = Defaults(address, op_timeout, Heartbeat() if heartbeat is None else heartbeat, network)

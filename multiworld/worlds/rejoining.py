@@ -20,7 +20,7 @@ from multiworld.errors import InvalidArgument, MultiWorldError, RendezvousError
 from multiworld.events import TELLING_SECONDS
 from multiworld.rendezvous.join_arguments import Defaults, checked_config
 from multiworld.rendezvous.joining import STORE_GRACE_SECONDS
-from multiworld.session.orderly_leave import LINGER_SECONDS
+from multiworld.session.session import LINGER_SECONDS
 
 if TYPE_CHECKING:
     from multiworld.config import WorldConfig

@@ -19,8 +19,7 @@ from multiworld.process.hub import Hub
 from multiworld.process.join_threads import JoinJob, Steps
 from multiworld.rendezvous.joining import Rendezvous, store_silent
 from multiworld.session.counters import History
-from multiworld.session.orderly_leave import LINGER_SECONDS
-from multiworld.session.session import Session
+from multiworld.session.session import LINGER_SECONDS, Session
 from multiworld.store.sources import HostedStores, StoreSource
 from multiworld.transport.descriptors import descriptor_shortage, limit
 from multiworld.worlds.group import Group

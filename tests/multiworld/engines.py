@@ -20,7 +20,7 @@ from multiworld.errors import BrokenWorldException, LossReason, OpTimeout, PeerL
 from multiworld.matching.engine import Engine
 from multiworld.matching.membership import GroupMembers, Limits, Membership
 from multiworld.matching.operation import Launch, Operation
-from multiworld.matching.protocol import Placement, ranks_of_channel
+from multiworld.matching.protocol import ranks_of_channel
 from multiworld.operations import p2p
 from multiworld.transport.lane import Lane
 
@@ -132,7 +132,7 @@ class Member:
     def aside(self, function: Callable[[], None]) -> None:
         raise AssertionError(f"{function} needs a thread")
 
-    def on_value(self, peer: int, gid: int, split: int, nbytes: int) -> Placement:
+    def value_slot(self, peer: int, gid: int, split: int, nbytes: int) -> None:
         raise AssertionError(f"rank {peer} sets up a backend for group {gid}: {split} of {nbytes} bytes")
 
     def on_bye(self, peer: int, *, gives_up: bool) -> None:

@@ -7,9 +7,15 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+#: files in which a thread waits, whatever the engine
+WAITING = ("poller.py", "compiled_bridge.py")
+#: files in which a message is started, whatever the engine
+STARTING = ("lane.py", "compiled_engine.py")
 
-def interrupted_at(step: int, file: str, call: Callable[[], Any]) -> bool:
-    """Call it with ``KeyboardInterrupt`` raised at that step of the interpreter in ``file``; False if it has fewer."""
+
+def interrupted_at(step: int, file: str | tuple[str, ...], call: Callable[[], Any]) -> bool:
+    """Call it with ``KeyboardInterrupt`` raised at that step of the interpreter in ``file``, or one of several; False
+    if it has fewer."""
     left = step
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:

@@ -141,17 +141,23 @@ bool waited(Engine& engine, uint64_t id, int64_t until) {
   return true;
 }
 
-// (outcome, peer, mode, dtype, nbytes): what it is, of whom, and what they have instead.
+// (outcome, peer, mode, dtype, nbytes): what it is, of whom, and what they have instead. One that nobody knows is 0.
 PyObject* outcome_of(Engine& engine, uint64_t id) {
-  Result result = engine.take(id);
-  return Py_BuildValue("(iiiiK)", int(result.outcome), result.peer, int(result.theirs.mode), int(result.theirs.dtype),
-                       static_cast<unsigned long long>(result.theirs.nbytes));
+  OperationRef operation = engine.look(id);
+  Outcome outcome = operation ? operation->outcome : Outcome::pending;
+  Signature theirs = operation && outcome == Outcome::mismatch ? operation->theirs : Signature{};
+  return Py_BuildValue("(iiiiK)", int(outcome), operation ? operation->peer : -1, int(theirs.mode), int(theirs.dtype),
+                       static_cast<unsigned long long>(theirs.nbytes));
 }
 
-// The same for one that its caller has no number of: it is withdrawn if it is not done.
-PyObject* outcome_or_withdrawn(Engine& engine, uint64_t id) {
+// The same, and let go of it. What is not done is withdrawn.
+PyObject* outcome_and_end(Engine& engine, uint64_t id) {
   PyObject* outcome = outcome_of(engine, id);
-  unlocked([&] { return engine.withdraw(id), 0; });
+  unlocked([&] {
+    engine.take(id);
+    engine.withdraw(id);
+    return 0;
+  });
   return outcome;
 }
 
@@ -178,35 +184,114 @@ PyObject* whole(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   int is = PyErr_Occurred() ? -1 : plain(args[2], receives, tensor);
   if (is < 0) return nullptr;
   if (!is) return none();
-  Signature signature{mode_fixed, tensor.code, tensor.nbytes};
+  Message message{receives, peer, key, {mode_fixed, tensor.code, tensor.nbytes}, tensor.data, {}, true};
   uint64_t id = 0;
   bool done = unlocked([&] {
-    id = receives ? engine->receive(peer, key, signature, tensor.data, true)
-                  : engine->send(peer, key, signature, {tensor.data, tensor.nbytes}, {}, true);
+    id = engine->start(message);
     bool interrupted = false;
     return engine->wait(id, until, &interrupted) || !interrupted;
   });
   if (!done && !heeded(*engine, id)) return nullptr;
   if (!done && !waited(*engine, id, until)) return nullptr;
-  return outcome_or_withdrawn(*engine, id);
+  return outcome_and_end(*engine, id);
 }
 
-// start_send(peer, key, tensor), start_recv(...): None if the tensor is not plain, else the number of the operation.
-template <bool receives>
-PyObject* start(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+// A message as Python says it: (receives, peer, key, mode, dtype, nbytes, data, tail). `data` is the address of the caller's
+// memory, bytes that are copied, or None for memory of the engine's own.
+bool message_of(PyObject* said, Message& message) {
+  int receives, mode, dtype;
+  unsigned long long key, nbytes;
+  PyObject *data, *tail;
+  if (!PyArg_ParseTuple(said, "iiKiiKOO", &receives, &message.peer, &key, &mode, &dtype, &nbytes, &data, &tail)) return false;
+  message.receives = receives, message.key = key;
+  message.signature = {uint16_t(mode), uint8_t(dtype), nbytes};
+  char* bytes;
+  Py_ssize_t size;
+  if (tail != &_Py_NoneStruct) {
+    if (PyBytes_AsStringAndSize(tail, &bytes, &size) < 0) return false;
+    message.tail.assign(bytes, size_t(size));
+  }
+  if (PyObject_IsInstance(data, reinterpret_cast<PyObject*>(&PyBytes_Type)) == 1) {
+    message.borrowed = false;
+    if (PyBytes_AsStringAndSize(data, &message.data, &size) < 0) return false;
+  } else if (data != &_Py_NoneStruct) {
+    message.data = static_cast<char*>(PyLong_AsVoidPtr(data));
+  }
+  return !PyErr_Occurred();
+}
+
+// start((...)): the number of the operation.
+PyObject* start(PyObject* self, PyObject* said) {
   Engine* engine = engine_of(self);
-  if (!engine || !count_is(count, 3)) return nullptr;
-  int peer = int(PyLong_AsLong(args[0]));
+  Message message;
+  if (!engine || !message_of(said, message)) return nullptr;
+  return PyLong_FromUnsignedLongLong(unlocked([&] { return engine->start(message); }));
+}
+
+PyObject* list_of(const std::vector<uint64_t>& numbers) {
+  PyObject* list = PyList_New(Py_ssize_t(numbers.size()));
+  for (size_t i = 0; list && i < numbers.size(); i++) {
+    PyList_SetItem(list, Py_ssize_t(i), PyLong_FromUnsignedLongLong(numbers[i]));
+  }
+  return list;
+}
+
+// start_all([(...), ...]): the numbers of the operations; what goes to one peer goes out together.
+PyObject* start_all(PyObject* self, PyObject* said) {
+  Engine* engine = engine_of(self);
+  if (!engine) return nullptr;
+  std::vector<Message> messages(size_t(PyList_Size(said)));
+  for (size_t i = 0; i < messages.size(); i++) {
+    if (!message_of(PyList_GetItem(said, Py_ssize_t(i)), messages[i])) return nullptr;
+  }
+  return list_of(unlocked([&] { return engine->start(messages); }));
+}
+
+bool ranks_of(PyObject* tuple, std::vector<int>& ranks) {
+  for (Py_ssize_t i = 0, size = PyTuple_Size(tuple); i < size; i++) {
+    ranks.push_back(int(PyLong_AsLong(PyTuple_GetItem(tuple, i))));
+  }
+  return !PyErr_Occurred();
+}
+
+// start_any(peers, key, dtype, nbytes, address)
+PyObject* start_any(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  Engine* engine = engine_of(self);
+  std::vector<int> peers;
+  if (!engine || !count_is(count, 5) || !ranks_of(args[0], peers)) return nullptr;
   uint64_t key = number(args[1]);
-  Plain tensor;
-  int is = PyErr_Occurred() ? -1 : plain(args[2], receives, tensor);
-  if (is < 0) return nullptr;
-  if (!is) return none();
-  Signature signature{mode_fixed, tensor.code, tensor.nbytes};
-  uint64_t id = unlocked([&] {
-    return receives ? engine->receive(peer, key, signature, tensor.data, true)
-                    : engine->send(peer, key, signature, {tensor.data, tensor.nbytes}, {}, true);
-  });
+  Signature signature{mode_fixed, uint8_t(PyLong_AsLong(args[2])), number(args[3])};
+  char* to = static_cast<char*>(PyLong_AsVoidPtr(args[4]));
+  if (PyErr_Occurred()) return nullptr;
+  return PyLong_FromUnsignedLongLong(unlocked([&] { return engine->receive_any(peers, key, signature, to); }));
+}
+
+// collective(group, ranks, fingerprint, launches, outgoing): `outgoing` has bytes, (address, length) or None for each rank.
+PyObject* collective(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  Engine* engine = engine_of(self);
+  std::vector<int> ranks;
+  if (!engine || !count_is(count, 5) || !ranks_of(args[1], ranks)) return nullptr;
+  uint64_t group = number(args[0]);
+  char* bytes;
+  Py_ssize_t size;
+  if (PyErr_Occurred() || PyBytes_AsStringAndSize(args[2], &bytes, &size) < 0) return nullptr;
+  std::string fingerprint(bytes, size_t(size));
+  bool launches = PyObject_IsTrue(args[3]) == 1;
+  std::vector<Span> outgoing(ranks.size());
+  for (size_t i = 0; i < ranks.size(); i++) {
+    PyObject* data = PyList_GetItem(args[4], Py_ssize_t(i));
+    if (!data) return nullptr;
+    unsigned long long address, length;
+    if (data == &_Py_NoneStruct) continue;
+    if (PyObject_IsInstance(data, reinterpret_cast<PyObject*>(&PyBytes_Type)) == 1) {
+      if (PyBytes_AsStringAndSize(data, &bytes, &size) < 0) return nullptr;
+      outgoing[i] = {bytes, uint64_t(size)};
+    } else {
+      if (!PyArg_ParseTuple(data, "KK", &address, &length)) return nullptr;
+      outgoing[i] = {reinterpret_cast<char*>(address), length};
+    }
+  }
+  uint64_t id = unlocked([&] { return engine->collective(group, ranks, fingerprint, launches, outgoing); });
   return PyLong_FromUnsignedLongLong(id);
 }
 
@@ -219,39 +304,79 @@ PyObject* wait_for(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   return outcome_of(*engine, id);
 }
 
-PyObject* outcome(PyObject* self, PyObject* id) {
+// A method of the engine that takes the number of an operation, or of a peer.
+template <PyObject* (*function)(Engine&, uint64_t)>
+PyObject* of(PyObject* self, PyObject* argument) {
   Engine* engine = engine_of(self);
   if (!engine) return nullptr;
-  uint64_t wanted = number(id);
-  return PyErr_Occurred() ? nullptr : outcome_of(*engine, wanted);
+  uint64_t wanted = number(argument);
+  return PyErr_Occurred() ? nullptr : function(*engine, wanted);
 }
 
-PyObject* withdraw(PyObject* self, PyObject* id) {
-  Engine* engine = engine_of(self);
-  if (!engine) return nullptr;
-  uint64_t wanted = number(id);
-  if (PyErr_Occurred()) return nullptr;
-  unlocked([&] { return engine->withdraw(wanted), 0; });
-  return none();
+PyObject* take(Engine& engine, uint64_t id) { return unlocked([&] { return engine.take(id), 0; }), none(); }
+
+PyObject* withdraw(Engine& engine, uint64_t id) { return unlocked([&] { return engine.withdraw(id), 0; }), none(); }
+
+PyObject* over(Engine& engine, uint64_t id) { return unlocked([&] { return engine.over(id), 0; }), none(); }
+
+PyObject* notify(Engine& engine, uint64_t id) {
+  return PyBool_FromLong(unlocked([&] { return engine.notify(id); }));
 }
 
-PyObject* notify(PyObject* self, PyObject* id) {
-  Engine* engine = engine_of(self);
-  if (!engine) return nullptr;
-  uint64_t wanted = number(id);
-  if (PyErr_Occurred()) return nullptr;
-  return PyBool_FromLong(unlocked([&] { return engine->notify(wanted); }));
+PyObject* needs(Engine& engine, uint64_t peer) { return PyBool_FromLong(engine.needs(int(peer))); }
+
+PyObject* drain(Engine& engine, uint64_t peer) {
+  return PyBool_FromLong(unlocked([&] { return engine.drain(int(peer)); }));
+}
+
+// (matched, ranks...): what it waits for now.
+PyObject* awaited(Engine& engine, uint64_t id) {
+  Awaited found = engine.awaited(id);
+  PyObject* list = PyList_New(Py_ssize_t(found.ranks.size()) + 1);
+  if (!list) return nullptr;
+  PyList_SetItem(list, 0, PyBool_FromLong(found.matched));
+  for (size_t i = 0; i < found.ranks.size(); i++) PyList_SetItem(list, Py_ssize_t(i) + 1, PyLong_FromLong(found.ranks[i]));
+  return list;
+}
+
+constexpr char keeper[] = "multiworld._engine.keeper";
+
+void let_go(PyObject* capsule) { delete static_cast<OperationRef*>(PyCapsule_GetPointer(capsule, keeper)); }
+
+// Memory of the engine's own, which lives as long as the keeper: (address, length).
+PyObject* memory_of(const char* at, uint64_t length) {
+  return Py_BuildValue("(KK)", reinterpret_cast<unsigned long long>(at), static_cast<unsigned long long>(length));
+}
+
+// What an operation that is done got without memory of the caller's: (keeper, dtype, address, length) of a message; of a
+// collective (keeper, {rank: (fingerprint, (address, length))}).
+PyObject* received(Engine& engine, uint64_t id) {
+  OperationRef operation = engine.look(id);
+  if (!operation || !operation->done()) return PyErr_Format(PyExc_ValueError, "nothing was received");
+  PyObject* capsule = PyCapsule_New(new OperationRef(operation), keeper, let_go);
+  if (!capsule) return nullptr;
+  if (operation->type == Operation::Type::receive) {
+    auto& receive = static_cast<ReceiveOperation&>(*operation);
+    return Py_BuildValue("(NiN)", capsule, int(receive.dtype), memory_of(receive.to, receive.length));
+  }
+  PyObject* heard = PyDict_New();
+  for (auto& [rank, said] : static_cast<CollectiveOperation&>(*operation).heard) {
+    PyObject* key = PyLong_FromLong(rank);
+    PyObject* entry = Py_BuildValue(
+        "(NN)", PyBytes_FromStringAndSize(said.fingerprint.data(), Py_ssize_t(said.fingerprint.size())),
+        memory_of(said.payload.data(), said.payload.size()));
+    if (heard && key && entry) PyDict_SetItem(heard, key, entry);
+    Py_DecRef(key);
+    Py_DecRef(entry);
+  }
+  return Py_BuildValue("(NN)", capsule, heard);
 }
 
 PyObject* progress(PyObject* self, PyObject*) {
   Engine* engine = engine_of(self);
   if (!engine) return nullptr;
   std::vector<uint64_t> done = unlocked([&] { return engine->progress(); });
-  PyObject* list = PyList_New(Py_ssize_t(done.size()));
-  for (size_t i = 0; list && i < done.size(); i++) {
-    PyList_SetItem(list, Py_ssize_t(i), PyLong_FromUnsignedLongLong(done[i]));
-  }
-  return list;
+  return list_of(done);
 }
 
 PyObject* events(PyObject* self, PyObject*) {
@@ -285,7 +410,77 @@ PyObject* end(PyObject* self, PyObject* orderly) {
   return none();
 }
 
-template <int (Engine::*descriptor)() const>
+PyObject* shut(PyObject* self, PyObject*) {
+  Engine* engine = engine_of(self);
+  return engine ? (unlocked([&] { return engine->shut(), 0; }), none()) : nullptr;
+}
+
+PyObject* linger(PyObject* self, PyObject*) {
+  Engine* engine = engine_of(self);
+  return engine ? PyBool_FromLong(unlocked([&] { return engine->linger(); })) : nullptr;
+}
+
+PyObject* gives_up(PyObject* self, PyObject*) {
+  Engine* engine = engine_of(self);
+  return engine ? PyBool_FromLong(unlocked([&] { return engine->gives_up(); })) : nullptr;
+}
+
+PyObject* bye(PyObject* self, PyObject* gives_up) {
+  Engine* engine = engine_of(self);
+  if (!engine) return nullptr;
+  bool is = PyObject_IsTrue(gives_up) == 1;
+  return unlocked([&] { return engine->bye(is), 0; }), none();
+}
+
+// keeps(peer, key)
+PyObject* keeps(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  Engine* engine = engine_of(self);
+  if (!engine || !count_is(count, 2)) return nullptr;
+  int peer = int(PyLong_AsLong(args[0]));
+  uint64_t key = number(args[1]);
+  return PyErr_Occurred() ? nullptr : PyBool_FromLong(engine->keeps(peer, key));
+}
+
+// depart(peer, gives_up): whether every operation can still end.
+PyObject* depart(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  Engine* engine = engine_of(self);
+  if (!engine || !count_is(count, 2)) return nullptr;
+  int peer = int(PyLong_AsLong(args[0]));
+  bool gives_up = PyObject_IsTrue(args[1]) == 1;
+  return PyErr_Occurred() ? nullptr : PyBool_FromLong(unlocked([&] { return engine->depart(peer, gives_up); }));
+}
+
+// value(ranks, group, name, value): bytes for the set-up of a backend.
+PyObject* value(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  Engine* engine = engine_of(self);
+  std::vector<int> ranks;
+  if (!engine || !count_is(count, 4) || !ranks_of(args[0], ranks)) return nullptr;
+  uint64_t group = number(args[1]);
+  char *name, *data;
+  Py_ssize_t name_size, data_size;
+  if (PyErr_Occurred() || PyBytes_AsStringAndSize(args[2], &name, &name_size) < 0) return nullptr;
+  if (PyBytes_AsStringAndSize(args[3], &data, &data_size) < 0) return nullptr;
+  Span spans[] = {{name, uint64_t(name_size)}, {data, uint64_t(data_size)}};
+  return unlocked([&] { return engine->value(ranks, group, spans[0], spans[1]), 0; }), none();
+}
+
+// {peer: (bytes sent, bytes received)}
+PyObject* traffic(PyObject* self, PyObject*) {
+  Engine* engine = engine_of(self);
+  PyObject* found = engine ? PyDict_New() : nullptr;
+  if (!found) return nullptr;
+  for (auto& [peer, bytes] : engine->traffic()) {
+    PyObject* key = PyLong_FromLong(peer);
+    PyObject* entry = Py_BuildValue("(KK)", static_cast<unsigned long long>(bytes.first),
+                                    static_cast<unsigned long long>(bytes.second));
+    if (key && entry) PyDict_SetItem(found, key, entry);
+    Py_DecRef(key);
+    Py_DecRef(entry);
+  }
+  return found;
+}
+
+template <auto descriptor>
 PyObject* fileno(PyObject* self, PyObject*) {
   Engine* engine = engine_of(self);
   return engine ? PyLong_FromLong((engine->*descriptor)()) : nullptr;
@@ -334,6 +529,9 @@ struct Guarded<function> {
       return function(args...);
     } catch (const std::bad_alloc&) {
       return PyErr_NoMemory();
+    } catch (const std::system_error& error) {
+      errno = error.code().value();
+      return PyErr_SetFromErrno(PyExc_OSError);
     } catch (const std::out_of_range&) {
       return PyErr_Format(PyExc_ValueError, "there is no such peer");
     } catch (const std::exception& error) {
@@ -348,19 +546,35 @@ struct Guarded<function> {
 PyMethodDef engine_methods[] = {
     FAST("send", whole<false>),
     FAST("recv", whole<true>),
-    FAST("start_send", start<false>),
-    FAST("start_recv", start<true>),
+    PLAIN("start", start, METH_O),
+    PLAIN("start_all", start_all, METH_O),
+    FAST("start_any", start_any),
+    FAST("collective", collective),
     FAST("wait", wait_for),
-    PLAIN("outcome", outcome, METH_O),
-    PLAIN("withdraw", withdraw, METH_O),
-    PLAIN("notify", notify, METH_O),
+    PLAIN("outcome", of<outcome_of>, METH_O),
+    PLAIN("received", of<received>, METH_O),
+    PLAIN("take", of<take>, METH_O),
+    PLAIN("withdraw", of<withdraw>, METH_O),
+    PLAIN("over", of<over>, METH_O),
+    PLAIN("notify", of<notify>, METH_O),
+    PLAIN("awaited", of<awaited>, METH_O),
+    PLAIN("needs", of<needs>, METH_O),
+    PLAIN("drain", of<drain>, METH_O),
+    FAST("keeps", keeps),
+    FAST("depart", depart),
+    FAST("value", value),
+    PLAIN("bye", bye, METH_O),
+    PLAIN("gives_up", gives_up, METH_NOARGS),
+    PLAIN("traffic", traffic, METH_NOARGS),
     PLAIN("progress", progress, METH_NOARGS),
     PLAIN("events", events, METH_NOARGS),
     PLAIN("flush", flush, METH_NOARGS),
     PLAIN("end", end, METH_O),
-    {"readable", fileno<&Engine::readable>, METH_NOARGS, nullptr},
-    {"completed", fileno<&Engine::completed>, METH_NOARGS, nullptr},
-    {"eventful", fileno<&Engine::eventful>, METH_NOARGS, nullptr},
+    PLAIN("shut", shut, METH_NOARGS),
+    PLAIN("linger", linger, METH_NOARGS),
+    PLAIN("readable", fileno<&Engine::readable>, METH_NOARGS),
+    PLAIN("completed", fileno<&Engine::completed>, METH_NOARGS),
+    PLAIN("eventful", fileno<&Engine::eventful>, METH_NOARGS),
     {},
 };
 PyType_Slot engine_slots[] = {

@@ -80,8 +80,10 @@ class Core {
   bool depart(int peer, bool gives_up);  // whether every operation can still end
   bool gives_up() const;                 // whether our own end leaves something undone that others take part in
   bool needs(int peer) const;            // whether an operation cannot end without it
+  bool needs(const Operation& operation, int peer) const;
+  bool keeps(int peer, uint64_t key) { return messages_.at(peer).keeps(key); }
   std::vector<int> awaited(const Operation& operation) const;
-  void end();  // fail all, and let nothing begin any more
+  void end();  // fail all but what all agreed on, and let nothing begin any more
 
   // For the parts of the core and for the wire.
   void complete(Operation& operation) { settle(operation, Outcome::done); }
@@ -106,7 +108,6 @@ class Core {
   void choose(const AnyRef& any, Messages& messages, bool offered);
   bool take_kept(const AnyRef& any, Messages& messages);
   void close(AnyReceive& any, int answering);
-  bool needs(const Operation& operation, int peer) const;
   Agreement* group(uint64_t number);
 
   const int rank_;

@@ -2,7 +2,9 @@
 
 #include <errno.h>
 #include <netinet/in.h>
+#include <linux/sockios.h>
 #include <netinet/tcp.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -147,6 +149,20 @@ void Lane::redirect(const char* whole, char* own, uint64_t length) {
 void Lane::stop_reading() {
   deaf_ = true;
   body_ = {};
+}
+
+bool Lane::linger() {
+  flush();
+  if (backlog()) return false;
+  ended_ = true;
+  shutdown(fd, SHUT_WR);
+  // To close a socket with something unread resets the connection, and what is on its way is lost.
+  char dropped[stage_bytes];
+  ssize_t got;
+  while ((got = recv(fd, dropped, sizeof dropped, MSG_DONTWAIT)) > 0) {}
+  int unacknowledged = 0;
+  if (got == 0 || !would_block(errno) || ioctl(fd, SIOCOUTQ, &unacknowledged) != 0) return true;
+  return unacknowledged <= 1;  // the end itself counts as one
 }
 
 void Lane::cut() {

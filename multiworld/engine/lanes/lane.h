@@ -32,6 +32,8 @@ class Lane {
 
   // Drop what comes from now on; what is still to be written goes out.
   void stop_reading();
+  // Write the rest and say that nothing follows; whether the peer's machine has all of it. What comes is dropped.
+  bool linger();
   // End it on our side: nothing is read or written any more.
   void cut();
 

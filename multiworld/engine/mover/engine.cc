@@ -2,9 +2,11 @@
 
 #include <errno.h>
 #include <linux/futex.h>
+#include <linux/sockios.h>
 #include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -23,6 +25,8 @@ namespace {
 constexpr uint64_t turn_bytes = 256 * 1024;
 // A wait looks around this often, should a wake-up get lost.
 constexpr int64_t look_around_ns = 1'000'000'000;
+// And so much of one is read at once where it is wanted soon.
+constexpr uint64_t drained_bytes = 8 << 20;
 constexpr int most_events = 16;
 constexpr uint32_t slot_bits = 24;
 // The longest value that sets up a backend.
@@ -80,17 +84,14 @@ class Engine::Locked {
 Engine::Engine(int rank, const std::map<int, int>& lanes, uint64_t max_message_bytes)
     : core_(rank, keys(lanes), max_message_bytes, *this, *this) {
   epoll_ = epoll_create1(EPOLL_CLOEXEC);
-  kick_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-  loop_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   host_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-  if (epoll_ < 0 || kick_ < 0 || loop_ < 0 || host_ < 0) {
+  if (epoll_ < 0 || host_ < 0) {
     int error = errno;
     close_all();
     throw std::system_error(error, std::generic_category());
   }
   epoll_event event{};
   event.events = EPOLLIN;
-  epoll_ctl(epoll_, EPOLL_CTL_ADD, kick_, &event);
   for (auto [peer, fd] : lanes) {
     auto on_end = [this](Lane& lane, int error) { lane_ended(lane, error); };
     Lane& lane = lanes_.try_emplace(peer, fd, peer, core_, on_end).first->second;
@@ -136,14 +137,30 @@ void Engine::after_fork_in_child() {
 
 // ---- starts
 
-uint64_t Engine::send(int peer, uint64_t key, Signature signature, Span payload, std::string tail, bool borrowed) {
-  Locked lock(*this);
-  return take_up(core_.send(peer, key, signature, payload, std::move(tail), borrowed));
+OperationRef Engine::begin(const Message& message) {
+  if (message.receives) {
+    return core_.receive(message.peer, message.key, message.signature, message.data, message.data != nullptr);
+  }
+  Span payload{message.data, message.signature.nbytes - message.tail.size()};
+  return core_.send(message.peer, message.key, message.signature, payload, message.tail, message.borrowed);
 }
 
-uint64_t Engine::receive(int peer, uint64_t key, Signature signature, char* to, bool borrowed) {
+uint64_t Engine::start(const Message& message) {
   Locked lock(*this);
-  return take_up(core_.receive(peer, key, signature, to, borrowed));
+  return take_up(begin(message));
+}
+
+std::vector<uint64_t> Engine::start(const std::vector<Message>& messages) {
+  Locked lock(*this);
+  std::vector<uint64_t> ids;
+  for (auto& message : messages) lanes_.at(message.peer).hold();
+  for (auto& message : messages) ids.push_back(take_up(begin(message)));
+  for (auto& message : messages) {
+    Lane& lane = lanes_.at(message.peer);
+    lane.release();
+    watch(lane);
+  }
+  return ids;
 }
 
 uint64_t Engine::receive_any(const std::vector<int>& peers, uint64_t key, Signature signature, char* to) {
@@ -266,6 +283,10 @@ void Engine::serve(const epoll_event* events, int count) {
 void Engine::watch(Lane& lane) {
   if (lane.ended() || lane.watched_for_writing == lane.backlog()) return;
   lane.watched_for_writing = lane.backlog();
+  if (lane.backlog() && !rest_told_) {
+    rest_told_ = true;
+    tell({Event::Type::rest, lane.peer, 0, 0, {}});
+  }
   epoll_event event{};
   event.events = EPOLLIN | (lane.backlog() ? uint32_t(EPOLLOUT) : 0);
   event.data.ptr = &lane;
@@ -274,14 +295,40 @@ void Engine::watch(Lane& lane) {
 
 // ---- outcomes
 
-Result Engine::take(uint64_t id) {
+OperationRef Engine::look(uint64_t id) {
+  Locked lock(*this);
+  Slot* slot = find(id);
+  return slot ? slot->operation : nullptr;
+}
+
+void Engine::take(uint64_t id) {
+  Locked lock(*this);
+  Slot* slot = find(id);
+  if (slot && slot->operation->done()) let_go(*slot);
+}
+
+Awaited Engine::awaited(uint64_t id) {
   Locked lock(*this);
   Slot* slot = find(id);
   if (!slot) return {};
-  OperationRef operation = slot->operation;
-  Result result{operation->outcome, operation->peer, operation->theirs, operation};
-  if (operation->done()) let_go(*slot);
-  return result;
+  const Operation& operation = *slot->operation;
+  bool matched = operation.type == Operation::Type::send && static_cast<const SendOperation&>(operation).matched;
+  return {core_.awaited(operation), matched};
+}
+
+bool Engine::needs(int peer) {
+  Locked lock(*this);
+  return core_.needs(peer);
+}
+
+bool Engine::gives_up() {
+  Locked lock(*this);
+  return core_.gives_up();
+}
+
+bool Engine::keeps(int peer, uint64_t key) {
+  Locked lock(*this);
+  return core_.keeps(peer, key);
 }
 
 void Engine::withdraw(uint64_t id) {
@@ -331,7 +378,7 @@ void Engine::settled(Operation& operation) {
   if (operation.withdrawn) return let_go(*slot);
   if (slot->notify) {
     done_.push_back(operation.id);
-    if (!in_progress_ && !rung_) ring(loop_);
+    if (!in_progress_ && !rung_ && loop_ >= 0) ring(loop_);
     rung_ |= !in_progress_;
   }
   wake(*slot);
@@ -341,12 +388,31 @@ void Engine::settled(Operation& operation) {
 void Engine::wake(Slot& slot) {
   if (!slot.waiting || &slot == serving_) return;
   if (&slot == leader_) {
-    if (!kicked_) ring(kick_);
-    kicked_ = true;
+    kick();
   } else {
     slot.word++;
     awakened_.push_back(&slot);
   }
+}
+
+// Wake the leader. Without a descriptor for that it looks around soon.
+void Engine::kick() {
+  if (kick_ < 0) {
+    kick_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    epoll_event event{};
+    event.events = EPOLLIN;
+    if (kick_ >= 0) epoll_ctl(epoll_, EPOLL_CTL_ADD, kick_, &event);
+  }
+  if (!kicked_ && kick_ >= 0) ring(kick_);
+  kicked_ = kick_ >= 0;
+}
+
+int Engine::completed() {
+  Locked lock(*this);
+  if (loop_ < 0) loop_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  if (loop_ < 0) throw std::system_error(errno, std::generic_category());
+  if (!done_.empty()) ring(loop_);
+  return loop_;
 }
 
 // ---- the owner
@@ -373,7 +439,50 @@ bool Engine::flush() {
     watch(lane);
     left |= lane.backlog();
   }
+  rest_told_ = left;
   return left;
+}
+
+bool Engine::drain(int peer) {
+  Locked lock(*this);
+  Lane& lane = lanes_.at(peer);
+  if (lane.ended()) return false;
+  try {
+    lane.pump(drained_bytes);
+  } catch (const std::bad_alloc&) {
+    lost(peer, Loss::protocol, "a message for which there is no memory");
+  }
+  watch(lane);
+  return !lane.ended();
+}
+
+void Engine::value(const std::vector<int>& ranks, uint64_t group, Span name, Span value) {
+  Locked lock(*this);
+  Header header{uint8_t(Kind::value), 0, uint16_t(name.size), 0, group, name.size + value.size};
+  for (int rank : ranks) put(rank, header, name, value, nullptr);
+}
+
+void Engine::bye(bool gives_up) {
+  Locked lock(*this);
+  Header header{uint8_t(Kind::bye), 0, gives_up, 0, 0, 0};
+  for (auto& [peer, lane] : lanes_) put(peer, header, {}, {}, nullptr);
+}
+
+bool Engine::linger() {
+  Locked lock(*this);
+  bool over = true;
+  for (auto& [peer, lane] : lanes_) {
+    over &= lane.linger();
+    if (lane.ended()) epoll_ctl(epoll_, EPOLL_CTL_DEL, lane.fd, nullptr);
+  }
+  return over;
+}
+
+std::map<int, std::pair<uint64_t, uint64_t>> Engine::traffic() {
+  Locked lock(*this);
+  std::map<int, std::pair<uint64_t, uint64_t>> found;
+  for (auto& [peer, lane] : lanes_) found[peer] = {lane.sent(), lane.received()};
+  return found;
 }
 
 void Engine::end(bool orderly) {
@@ -384,12 +493,16 @@ void Engine::end(bool orderly) {
       lane.stop_reading();
     } else {
       lane.cut();
-      shutdown(lane.fd, SHUT_RDWR);
       epoll_ctl(epoll_, EPOLL_CTL_DEL, lane.fd, nullptr);
     }
   }
   if (!ended_) core_.end();
   ended_ = true;
+}
+
+void Engine::shut() {
+  Locked lock(*this);
+  for (auto& [peer, lane] : lanes_) shutdown(lane.fd, SHUT_RDWR);
 }
 
 bool Engine::depart(int peer, bool gives_up) {

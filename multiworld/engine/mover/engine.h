@@ -21,7 +21,8 @@ namespace multiworld {
 
 // What the owner of the world has to deal with.
 struct Event {
-  enum class Type : uint8_t { lost, lane_ended, bye, value, agreed };
+  // `rest`: something is left to write, which nobody may be there to do: see `flush`.
+  enum class Type : uint8_t { lost, lane_ended, bye, value, agreed, rest };
   Type type;
   int peer = -1;
   int number = 0;  // the error of a lane; 1 for a bye that gives up
@@ -29,12 +30,21 @@ struct Event {
   std::string text;
 };
 
-// How an operation ended. The memory of its own, if any, lives as long as this.
-struct Result {
-  Outcome outcome = Outcome::pending;
+// A message that is to be sent or received.
+struct Message {
+  bool receives = false;
   int peer = -1;
-  Signature theirs;
-  OperationRef operation;
+  uint64_t key = 0;
+  Signature signature;
+  char* data = nullptr;   // null for memory of the engine's own
+  std::string tail;       // what is sent after it
+  bool borrowed = true;   // `data` is the caller's memory until the end, else it is copied at once
+};
+
+// What an operation waits for now: world ranks, and whether a send is matched with its receive.
+struct Awaited {
+  std::vector<int> ranks;
+  bool matched = false;
 };
 
 class Engine final : private Wire, private Host {
@@ -44,8 +54,9 @@ class Engine final : private Wire, private Host {
   ~Engine();
 
   // Each returns a number for the calls below.
-  uint64_t send(int peer, uint64_t key, Signature signature, Span payload, std::string tail, bool borrowed);
-  uint64_t receive(int peer, uint64_t key, Signature signature, char* to, bool borrowed);
+  uint64_t start(const Message& message);
+  // Start several; what goes to one peer goes out together.
+  std::vector<uint64_t> start(const std::vector<Message>& messages);
   uint64_t receive_any(const std::vector<int>& peers, uint64_t key, Signature signature, char* to);
   uint64_t collective(uint64_t group, std::vector<int> ranks, std::string fingerprint, bool launches,
                       const std::vector<Span>& outgoing);
@@ -53,10 +64,17 @@ class Engine final : private Wire, private Host {
   // Move the data until the operation is done: true. False at `until`, in nanoseconds of the monotonic clock; or when it is time
   // to look for signals, and then `interrupted` is set.
   bool wait(uint64_t id, int64_t until, bool* interrupted);
-  // The outcome of an operation, which is let go of if it is done.
-  Result take(uint64_t id);
+  // The operation; null if there is none of that number. What it holds may be read once it is done.
+  OperationRef look(uint64_t id);
+  // Let go of one that is done. Until then it can be withdrawn: a message that came is kept for the next receive.
+  void take(uint64_t id);
   // Give it up and let go of it. On return the caller's memory is the caller's.
   void withdraw(uint64_t id);
+  Awaited awaited(uint64_t id);
+  // Whether an operation cannot end without that peer.
+  bool needs(int peer);
+  // Whether a message of the peer lies ready.
+  bool keeps(int peer, uint64_t key);
   // A collective that was agreed on is over on the backend.
   void over(uint64_t id);
 
@@ -65,16 +83,29 @@ class Engine final : private Wire, private Host {
   // Move what is ready; the operations that are done since.
   std::vector<uint64_t> progress();
   int readable() const { return epoll_; }   // what came on lanes
-  int completed() const { return loop_; }   // what other threads have completed
+  int completed();                          // what other threads have completed; made when it is first asked for
 
   // For the owner.
   std::vector<Event> events();
   int eventful() const { return host_; }
   // Write what is left to write; whether something still is.
   bool flush();
+  // Read all that has come from a peer; false once its connection has ended.
+  bool drain(int peer);
+  // Send a value for the set-up of a backend.
+  void value(const std::vector<int>& ranks, uint64_t group, Span name, Span value);
+  void bye(bool gives_up);
   // Break the world: nothing is read or written any more, all operations end. Orderly: what was sent still goes out.
   void end(bool orderly);
+  // After an end: close the connections for the peers.
+  void shut();
+  // After an orderly end: write, say that nothing follows, and tell whether the peers' machines have all of it.
+  bool linger();
   bool depart(int peer, bool gives_up);
+  // Whether our own end leaves something undone that others take part in.
+  bool gives_up();
+  // Bytes sent and received by peer.
+  std::map<int, std::pair<uint64_t, uint64_t>> traffic();
   // In a forked child nothing else may be called: another thread may have been at work. The descriptors are closed there, so
   // that peers learn of the parent's end by the end of its connections.
   bool forked() const { return forked_; }
@@ -88,6 +119,7 @@ class Engine final : private Wire, private Host {
   };
   class Locked;
 
+  OperationRef begin(const Message& message);
   uint64_t take_up(const OperationRef& operation);
   Slot* find(uint64_t id);
   void let_go(Slot& slot);
@@ -97,6 +129,7 @@ class Engine final : private Wire, private Host {
   void pass_the_lead();
   void serve(const ::epoll_event* events, int count);
   void watch(Lane& lane);
+  void kick();
   void close_all();
   static void before_fork();
   static void after_fork_in_parent();
@@ -129,10 +162,10 @@ class Engine final : private Wire, private Host {
   uint64_t value_bytes_ = 0;  // in these
   std::set<int> farewells_;   // of whom there was one
   int epoll_ = -1;
-  int kick_ = -1;  // wakes the leader
+  int kick_ = -1;  // wakes the leader; made when there is one to wake
   int loop_ = -1;  // wakes the event loop
   int host_ = -1;  // wakes the owner
-  bool in_progress_ = false, kicked_ = false, rung_ = false;
+  bool in_progress_ = false, kicked_ = false, rung_ = false, rest_told_ = false;
   bool ended_ = false;
   std::atomic<bool> forked_{false};
 };

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from free_port import free_port
-from interrupts import interrupted_at
+from interrupts import WAITING, interrupted_at
 from procs import cluster, wait_until
 from table import SOON, members
 
@@ -113,7 +113,7 @@ def test_members_outside_of_the_group_are_told_who_it_was(store: str) -> None:
 @pytest.mark.parametrize("count", [SMALL, LARGE])
 def test_an_interrupted_wait_is_a_cancellation(store: str, count: int) -> None:
     with members(store, 2) as ((first, second), _):
-        assert interrupted_at(0, "poller.py", lambda: first.sync.all_reduce(torch.ones(count)))
+        assert interrupted_at(0, WAITING, lambda: first.sync.all_reduce(torch.ones(count)))
         for world in (first, second):
             check_cancelled(world, 0)
         assert not first.member.session.engine.operations

@@ -113,8 +113,7 @@ def breaks(context: Context, store: str, rank: int, name: str, by: str) -> int:
                     await asyncio.sleep(0.0007 * turn)
                     operation.cancel() if by == "cancel" else world.abort("in the middle")
                 raised += await call
-                if by == "cancel":  # it may have come too late
-                    world.abort("the next turn")
+                world.abort("the next turn")  # what was to break it may have come too late
                 await world.rejoin(timeout=20)
         return raised
 

@@ -1,4 +1,4 @@
-"""The native responder is compiled with whatever compiler there is, and missed without a trace where there is none."""
+"""The native parts are compiled with whatever compiler there is, and missed without a trace where there is none."""
 
 from __future__ import annotations
 
@@ -30,14 +30,17 @@ def test_it_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: st
     monkeypatch.setenv("CC", own)
     monkeypatch.setattr(shutil, "which", only(*found))
     target = tmp_path / "libpulse.so"
-    assert hatch_build.compile_into(ROOT, target) == ""
+    assert hatch_build.compile_into(ROOT, hatch_build.PULSE, target) == ""
     assert ctypes.CDLL(str(target)).mw_pulse_abi() == 1
     assert [path.name for path in tmp_path.iterdir()] == [target.name]
 
 
-@pytest.mark.parametrize(("own", "why"), [("", "no C or C++ compiler"), ("false", "false:")])
-def test_it_is_said_why_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, why: str) -> None:
-    monkeypatch.setenv("CC", own)
+@pytest.mark.parametrize("library", [hatch_build.PULSE, hatch_build.ENGINE], ids=["pulse", "engine"])
+@pytest.mark.parametrize(("own", "why"), [("", "no compiler was found"), ("false", "false:")])
+def test_it_is_said_why_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Any, own: str, why: str
+) -> None:
+    monkeypatch.setenv(library.variable, own)
     monkeypatch.setattr(shutil, "which", only())
-    assert why in hatch_build.compile_into(ROOT, tmp_path / "libpulse.so")
+    assert why in hatch_build.compile_into(ROOT, library, tmp_path / "made.so")
     assert list(tmp_path.iterdir()) == []

@@ -33,7 +33,6 @@ from multiworld.lab.context import Context
 from multiworld.matching.collective_plan import INLINE_BYTES
 from multiworld.process.threads import within
 from multiworld.rendezvous import joining
-from multiworld.transport.poller import SyncPoller
 
 SECONDS = 20.0
 
@@ -333,11 +332,10 @@ def test_nonsense_on_a_control_connection_ends_the_world(pair: Pair) -> None:
 
 def _reads_late(context: Context, store: str) -> list[str]:
     gate, outcome = threading.Event(), ["", ""]
-    real = SyncPoller.turn
 
-    def turn(self: SyncPoller) -> None:  # a reader that gets no processor time for a while
+    def wait(operation: Any) -> None:  # a reader that gets no processor time for a while
         gate.wait(SECONDS)
-        real(self)
+        real(operation)
 
     def receive(tag: int) -> None:
         try:
@@ -348,13 +346,14 @@ def _reads_late(context: Context, store: str) -> list[str]:
 
     with MultiWorld(op_timeout=SECONDS) as mw:
         w = mw.sync.join("w", 1, 2, store=store)
-        SyncPoller.turn = turn  # type: ignore[method-assign]
+        bridge = w.member.session.bridge
+        real, bridge.wait = bridge.wait, wait  # type: ignore[method-assign]
         threads = [threading.Thread(target=receive, args=(tag,), daemon=True) for tag in (0, 1)]
         for thread in threads:
             assert context.recv() == "post"
-            sent = w.member.session.lanes[0].sent
+            sent = w.member.session.bridge.traffic()[0][0]
             thread.start()
-            wait_until(lambda sent=sent: w.member.session.lanes[0].sent > sent, SECONDS, "not posted")
+            wait_until(lambda sent=sent: w.member.session.bridge.traffic()[0][0] > sent, SECONDS, "not posted")
             context.send("posted")
         assert context.recv() == "read"
         gate.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import pickle
 import signal
@@ -200,7 +201,7 @@ def test_a_killed_parent_is_noticed_although_its_child_lives(store: str) -> None
 
 
 def _interrupt_when_waiting(w: Any) -> None:
-    wait_until(lambda: any(op._wake is not None for op in list(w.member.session.engine.operations)), 10, "nobody waits")
+    wait_until(lambda: any(op.since < math.inf for op in list(w.member.session.engine.operations)), 10, "nobody waits")
     wait_until(lambda: process_state(os.getpid()) == "S", 10, "the main thread does not wait")
     os.kill(os.getpid(), signal.SIGINT)
 
@@ -237,11 +238,11 @@ def run_script(text: str, *args: str) -> str:
 
 
 EXIT_WITH_PENDING = """
-import asyncio, sys, time, torch, threading
+import asyncio, math, sys, time, torch, threading
 from multiworld import MultiWorld
 mw = MultiWorld()
 def waited_for():
-    return sum(op._wake is not None for op in list(mw["w"].member.session.engine.operations))
+    return sum(op.since < math.inf for op in list(mw["w"].member.session.engine.operations))
 async def main():
     w = await mw.join("w", 0, 2, store=sys.argv[1], join_timeout=80, on_cancel="finish")
     asyncio.create_task(w.recv(torch.zeros(1), 1))

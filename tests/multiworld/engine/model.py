@@ -19,7 +19,7 @@ from multiworld.matching.engine import Engine
 from multiworld.matching.membership import GroupMembers, Limits, Membership
 from multiworld.matching.memory import bytes_of
 from multiworld.matching.operation import Launch, Operation
-from multiworld.matching.protocol import HEADER, WITH_PAYLOAD, Kind, Mode, Placement
+from multiworld.matching.protocol import HEADER, WITH_PAYLOAD, Kind, Mode
 from multiworld.matching.send_receive import ReceiveOperation, SendOperation
 
 LONGEST = 256
@@ -113,8 +113,8 @@ class Host:
         if not self.engine.depart(peer, gives_up=gives_up):
             self.end()
 
-    def on_value(self, *_: object) -> Placement:
-        return None, None
+    def value_slot(self, *_: object) -> None:
+        return None
 
     def set_alarm(self) -> None:
         raise AssertionError("no deadline was set")
@@ -179,10 +179,8 @@ class Node:
         ours, theirs = bytearray(data), ctypes.create_string_buffer(data, max(1, len(data)))
         borrowed = mode is not Mode.OBJECT
         parts = (memoryview(ours), tail) if mode is Mode.TENSOR else (memoryview(ours),)
-        messages = self.engine.messages[peer]
         signature = (mode, dtype, sum(map(len, parts)))
-        python = SendOperation("send", messages, key, signature, parts, ours if borrowed else None)
-        self.engine.send(python)
+        python = self.engine.send("send", peer, key, signature, parts, ours if borrowed else None)
         native = self._call(
             "send",
             peer,
@@ -208,9 +206,7 @@ class Node:
         else:
             fixed = mode is Mode.FIXED
             view, keep = (memoryview(own), own) if fixed else (None, None)
-            python = self.engine.receive(
-                ReceiveOperation("recv", self.engine.messages[peer], key, signature, view, keep)
-            )
+            python = self.engine.receive("recv", peer, key, signature, view, keep)
             native = self._call("receive", peer, _u64(key), int(mode), dtype, _u64(nbytes), memory if fixed else None)
         self.pairs.append(Pair(python, native, (own, memory)))
 

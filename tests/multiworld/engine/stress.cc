@@ -36,10 +36,17 @@ void check(bool good, const char* what) {
   if (!good) fprintf(stderr, "stress: %s\n", what), failed = true;
 }
 
+// The outcome of an operation, which is let go of if it is done.
+Outcome taken(Engine& engine, uint64_t id) {
+  OperationRef operation = engine.look(id);
+  engine.take(id);
+  return operation ? operation->outcome : Outcome::pending;
+}
+
 bool finish(Engine& engine, uint64_t id, int64_t patience_us, Outcome& outcome) {
   bool interrupted = false;
   if (engine.wait(id, in_us(patience_us), &interrupted)) {
-    outcome = engine.take(id).outcome;
+    outcome = taken(engine, id);
     return true;
   }
   engine.withdraw(id);
@@ -54,7 +61,7 @@ void sender(Engine& engine, uint64_t key, int count, std::set<uint64_t>& given_u
     char* memory = static_cast<char*>(malloc(size));
     memset(memory, int(number & 0x7f), size);
     memcpy(memory, &number, 8);
-    uint64_t id = engine.send(1, key, {mode_fixed, 0, size}, {memory, size}, {}, true);
+    uint64_t id = engine.start({false, 1, key, {mode_fixed, 0, size}, memory, {}, true});
     Outcome outcome = Outcome::done;
     if (!finish(engine, id, draw() % 4 ? 2'000'000 : draw() % 300, outcome)) given_up.insert(number);
     check(outcome == Outcome::done, "a send failed");
@@ -70,7 +77,7 @@ void receiver(Engine& engine, uint64_t key, uint64_t last, std::set<uint64_t>& c
     char* memory = static_cast<char*>(malloc(size));
     bool any = draw() % 4 == 0;
     uint64_t id = any ? engine.receive_any({0}, key, {mode_fixed, 0, size}, memory)
-                      : engine.receive(0, key, {mode_fixed, 0, size}, memory, true);
+                      : engine.start({true, 0, key, {mode_fixed, 0, size}, memory, {}, true});
     Outcome outcome = Outcome::done;
     if (finish(engine, id, draw() % 3 ? 2'000'000 : draw() % 300, outcome)) {
       check(outcome == Outcome::done, "a receive failed");
@@ -98,10 +105,10 @@ void agree(bool given_up) {
   for (auto [engine, id] : {std::pair<Engine*, uint64_t>{&a, first}, {&b, last}}) {
     auto events = engine->events();
     check(events.size() == 1 && events[0].type == Event::Type::agreed && events[0].id == id, "agreed without a number");
-    check(engine->take(id).outcome == Outcome::pending, "it ended before the backend's end");
+    check(taken(*engine, id) == Outcome::pending, "it ended before the backend's end");
     engine->over(id);
     bool gone = given_up && engine == &a;
-    check(engine->take(id).outcome == (gone ? Outcome::pending : Outcome::done), "it did not end with the backend");
+    check(taken(*engine, id) == (gone ? Outcome::pending : Outcome::done), "it did not end with the backend");
   }
 }
 
@@ -124,7 +131,7 @@ int main(int count, char** args) {
       std::string last(size, char(number & 0x7f));
       memcpy(last.data(), &number, 8);
       bool interrupted = false;
-      uint64_t id = a.send(1, key, {mode_fixed, 0, size}, {last.data(), size}, {}, true);
+      uint64_t id = a.start({false, 1, key, {mode_fixed, 0, size}, last.data(), {}, true});
       check(a.wait(id, in_us(60'000'000), &interrupted), "the last send was not done");
     });
     threads.emplace_back([&, key] { receiver(b, key, uint64_t(messages) + 1, came[key]); });

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import resource
 import select
@@ -19,12 +20,12 @@ from typing import Any
 import pytest
 import torch
 
-from multiworld.matching.protocol import HEADER, Kind, Mode
+from multiworld.matching.protocol import CODES, HEADER, Kind, Mode
 from multiworld.transport.descriptors import open_numbers
 
 SECONDS = 30.0
 PENDING, DONE, MISMATCH, ENDED = range(4)
-LOST, LANE_ENDED, BYE = range(3)
+LOST, LANE_ENDED, BYE, VALUE, AGREED, REST = range(6)
 
 
 class Two:
@@ -69,6 +70,14 @@ def bare(native: ModuleType) -> Iterator[Two]:
     made.peer.close()
 
 
+def start_send(engine: Any, peer: int, key: int, tensor: torch.Tensor) -> int:
+    return engine.start((False, peer, key, 0, CODES[tensor.dtype], tensor.nbytes, tensor.data_ptr(), None))  # type: ignore[no-any-return]
+
+
+def start_recv(engine: Any, peer: int, key: int, tensor: torch.Tensor) -> int:
+    return engine.start((True, peer, key, 0, CODES[tensor.dtype], tensor.nbytes, tensor.data_ptr(), None))  # type: ignore[no-any-return]
+
+
 def frame(kind: int, dtype: int = 0, flags: int = 0, seq: int = 0, key: int = 0, nbytes: int = 0) -> bytes:
     return HEADER.pack(kind, dtype, flags, seq, key, nbytes)
 
@@ -89,7 +98,7 @@ def test_a_message_arrives_whole(two: Two, count: int) -> None:
 
 def test_messages_of_one_key_keep_their_order_and_keys_do_not_wait_for_each_other(two: Two) -> None:
     sent = {key: [torch.tensor([float(key * 10 + i)]) for i in range(3)] for key in (1, 2)}
-    numbers = {key: [two.a.start_send(1, key, one) for one in sent[key]] for key in sent}
+    numbers = {key: [start_send(two.a, 1, key, one) for one in sent[key]] for key in sent}
     for key in (2, 1):
         for number, expected in zip(numbers[key], sent[key], strict=True):
             got = torch.zeros(1)
@@ -119,19 +128,19 @@ def test_other_lengths_and_dtypes_are_a_mismatch_for_both_and_the_world_goes_on(
     ids=["strides", "conjugate", "meta", "sparse", "subclass"],
 )
 def test_what_is_not_plain_is_left_to_python(two: Two, unusual: torch.Tensor) -> None:
-    assert two.a.start_send(1, 7, unusual) is None
-    assert two.a.start_recv(1, 7, unusual) is None
+    assert two.a.send(1, 7, unusual, SECONDS) is None
+    assert two.a.recv(1, 7, unusual, SECONDS) is None
 
 
 def test_what_needs_a_gradient_is_sent_and_not_written(two: Two) -> None:
     leaf = torch.zeros(2, requires_grad=True)
-    assert two.a.start_recv(1, 7, leaf) is None
-    two.a.withdraw(two.a.start_send(1, 7, leaf))
+    assert two.a.recv(1, 7, leaf, SECONDS) is None
+    two.a.withdraw(start_send(two.a, 1, 7, leaf))
 
 
 def test_a_withdrawn_receive_leaves_its_message_for_the_next(two: Two) -> None:
     first, second = torch.zeros(1), torch.zeros(1)
-    two.b.withdraw(two.b.start_recv(0, 7, first))
+    two.b.withdraw(start_recv(two.b, 0, 7, first))
     ends = two.run(lambda: two.a.send(1, 7, torch.tensor([5.0]), SECONDS), lambda: two.b.recv(0, 7, second, SECONDS))
     assert [end[0] for end in ends] == [DONE, DONE]
     assert (first.item(), second.item()) == (0.0, 5.0)
@@ -139,10 +148,10 @@ def test_a_withdrawn_receive_leaves_its_message_for_the_next(two: Two) -> None:
 
 def test_memory_of_a_withdrawn_send_is_the_callers_and_the_message_arrives_unchanged(two: Two) -> None:
     sent, got = torch.ones(5_000_000), torch.zeros(5_000_000)
-    receive = two.b.start_recv(0, 7, got)
+    receive = start_recv(two.b, 0, 7, got)
     assert select.select([two.a.readable()], [], [], SECONDS)[0]
     two.a.progress()  # the post is there: the send is matched, and does not fit into the socket
-    two.a.withdraw(two.a.start_send(1, 7, sent))
+    two.a.withdraw(start_send(two.a, 1, 7, sent))
     sent.fill_(9.0)
     assert two.run(lambda: two.b.wait(receive, SECONDS)[0], lambda: _flush(two.a))[0] == DONE
     assert torch.equal(got, torch.ones(5_000_000))
@@ -156,7 +165,7 @@ def _flush(engine: Any) -> None:
 
 def test_a_wait_ends_at_its_deadline_and_the_operation_goes_on(two: Two) -> None:
     got = torch.zeros(1)
-    number = two.b.start_recv(0, 7, got)
+    number = start_recv(two.b, 0, 7, got)
     assert two.b.wait(number, 0.05)[0] == PENDING
     assert two.run(lambda: two.a.send(1, 7, torch.ones(1), SECONDS), lambda: two.b.wait(number, SECONDS))[1][0] == DONE
     assert got.item() == 1.0
@@ -170,14 +179,106 @@ def test_a_whole_call_that_is_too_late_is_withdrawn(two: Two) -> None:
     assert (late.item(), again.item()) == (0.0, 1.0)
 
 
+def test_a_message_that_came_and_is_not_taken_can_be_given_back(two: Two) -> None:
+    first, second = torch.zeros(1), torch.zeros(1)
+    number = start_recv(two.b, 0, 7, first)
+    ends = two.run(lambda: two.a.send(1, 7, torch.ones(1), SECONDS), lambda: two.b.wait(number, SECONDS))
+    assert [end[0] for end in ends] == [DONE, DONE]
+    two.b.withdraw(number)
+    assert two.b.recv(0, 7, second, SECONDS)[0] == DONE
+    assert second.item() == 1.0
+
+
+def test_a_message_of_the_senders_length_comes_in_memory_that_outlives_the_engine(native: ModuleType) -> None:
+    two = Two(native)
+    a, b = two.a, two.b
+    limit, text = 1 << 20, b"x" * 100_000
+    number = b.start((True, 0, 7, int(Mode.OBJECT), 0, limit, None, None))
+    a.start((False, 1, 7, int(Mode.OBJECT), 0, len(text) + 3, text, b"end"))
+    two.run(lambda: _moved(a, lambda: b.outcome(number)[0] == DONE), lambda: b.wait(number, SECONDS))
+    keeper, _, (address, length) = b.received(number)
+    b.take(number)
+    with pytest.raises(ValueError, match="nothing was received"):
+        b.received(number)
+    two.a = two.b = a = b = None
+    assert ctypes.string_at(address, length) == text + b"end"
+    del keeper
+
+
+def _moved(engine: Any, over: Callable[[], bool]) -> None:
+    """Move the data of an engine, as an event loop does."""
+    until = time.monotonic() + SECONDS
+    while not over():
+        select.select([engine.readable()], [], [], 0.05)
+        engine.progress()
+        assert time.monotonic() < until
+
+
+def test_messages_that_are_started_together_go_out_together(bare: Two) -> None:
+    posts = [(True, 1, key, 0, CODES[torch.float32], 4, torch.zeros(1).data_ptr(), None) for key in range(5)]
+    assert len(set(bare.a.start_all(posts))) == 5
+    bare.peer.settimeout(SECONDS)
+    assert len(bare.peer.recv(1_000)) == 5 * HEADER.size
+
+
+def test_what_an_operation_waits_for_is_known(two: Two) -> None:
+    sent = torch.ones(1)
+    number = start_send(two.a, 1, 7, sent)
+    assert two.a.awaited(number) == [False, 1]
+    assert two.a.needs(1)
+    assert two.a.withdraw(number) is None
+    assert two.a.awaited(number) == [False]
+    assert not two.a.needs(1)
+
+
+def test_what_was_sent_arrives_after_an_orderly_end(two: Two) -> None:
+    got = torch.zeros(5_000_000)
+    number = start_recv(two.b, 0, 7, got)
+    ours = torch.ones(5_000_000)
+    start_send(two.a, 1, 7, ours)
+    two.a.drain(1)  # the post is there: half of the message is out
+    two.a.bye(False)
+    two.a.end(True)
+
+    over = threading.Event()
+
+    def lingers() -> None:
+        until = time.monotonic() + SECONDS
+        while not two.a.linger():
+            assert time.monotonic() < until
+        over.set()
+
+    assert two.run(lingers, lambda: _moved(two.b, over.is_set))
+    assert two.b.outcome(number)[0] == DONE
+    assert got.sum() == 5_000_000
+    assert events_of(two.b)[0][0] == BYE
+    sent, _ = two.a.traffic()[1]
+    _, received = two.b.traffic()[0]
+    assert sent == received > 20_000_000
+
+
+def test_who_writes_the_rest_is_asked_for(bare: Two) -> None:
+    payload = bytes(1 << 22)
+    bare.peer.sendall(frame(Kind.POST, 0, int(Mode.OBJECT), 1, 7, 1 << 30))
+    assert bare.a.drain(1)
+    bare.a.start((False, 1, 7, int(Mode.OBJECT), 0, len(payload), payload, None))
+    assert [event[0] for event in events_of(bare.a)] == [REST]
+    assert bare.a.flush()
+    received = 0
+    while received < HEADER.size + len(payload):
+        bare.a.flush()
+        received += len(bare.peer.recv(1 << 20))
+    assert not bare.a.flush()
+
+
 def test_a_peer_that_is_none_is_an_error(two: Two) -> None:
     with pytest.raises(ValueError, match="no such peer"):
-        two.a.start_send(5, 7, torch.zeros(1))
+        start_send(two.a, 5, 7, torch.zeros(1))
 
 
 def test_who_waits_for_what_another_thread_withdraws_goes_on(two: Two) -> None:
     got = torch.zeros(1)
-    number = two.b.start_recv(0, 7, got)
+    number = start_recv(two.b, 0, 7, got)
     threading.Timer(0.2, two.b.withdraw, (number,)).start()
     assert two.run(lambda: two.b.wait(number, SECONDS)[0]) == [PENDING]
 
@@ -185,6 +286,7 @@ def test_who_waits_for_what_another_thread_withdraws_goes_on(two: Two) -> None:
 def test_a_world_that_ends_in_order_can_be_cut(bare: Two) -> None:
     bare.a.end(True)
     bare.a.end(False)
+    bare.a.shut()
     bare.peer.settimeout(SECONDS)
     assert bare.peer.recv(1) == b""
 
@@ -215,9 +317,9 @@ def test_an_event_loop_awaits_many_operations(two: Two) -> None:
             loop.remove_reader(descriptor)
 
     got = [torch.zeros(1) for _ in range(64)]
-    receives = [two.b.start_recv(0, 7, one) for one in got]
+    receives = [start_recv(two.b, 0, 7, one) for one in got]
     sent = [torch.tensor([float(i)]) for i in range(64)]
-    sends = [two.a.start_send(1, 7, one) for one in sent]
+    sends = [start_send(two.a, 1, 7, one) for one in sent]
     two.run(lambda: asyncio.run(served(two.a, sends)), lambda: asyncio.run(served(two.b, receives)))
     assert [two.b.outcome(number)[0] for number in receives] == [DONE] * 64
     assert [one.item() for one in got] == list(map(float, range(64)))
@@ -283,7 +385,7 @@ def test_the_end_of_a_world_ends_every_wait(two: Two, orderly: bool) -> None:
 
 def test_the_end_of_a_lane_is_told(bare: Two) -> None:
     got = torch.zeros(1)
-    number = bare.a.start_recv(1, 7, got)
+    number = start_recv(bare.a, 1, 7, got)
     assert len(bare.peer.recv(100)) == HEADER.size  # what is not read would make it a reset
     bare.peer.close()
     bare.a.progress()
@@ -308,7 +410,7 @@ def test_the_end_of_a_lane_is_told(bare: Two) -> None:
 )
 def test_hostile_frames_end_the_lane_with_a_word(bare: Two, frames: bytes) -> None:
     got = torch.zeros(1)
-    bare.a.start_recv(1, 7, got)
+    start_recv(bare.a, 1, 7, got)
     bare.peer.settimeout(SECONDS)
 
     def write() -> None:
@@ -334,14 +436,14 @@ def test_a_farewell_is_told_and_what_it_leaves_behind_ends_by_the_owner(bare: Tw
 @pytest.mark.parametrize("state", ["idle", "pending", "waiting", "backlog"])
 def test_a_forked_child_holds_no_connection_and_is_told_that_it_is_no_member(bare: Two, state: str) -> None:
     memory = torch.zeros(5_000_000)
-    number = bare.a.start_recv(1, 7, memory) if state in {"pending", "waiting"} else None
+    number = start_recv(bare.a, 1, 7, memory) if state in {"pending", "waiting"} else None
     if state == "waiting":  # in the middle of its wait, with the lead
         threading.Thread(target=bare.a.wait, args=(number, SECONDS), daemon=True).start()
     if state == "backlog":
         bare.peer.sendall(frame(Kind.POST, dtype=7, seq=1, key=7, nbytes=memory.nbytes))
         assert select.select([bare.a.readable()], [], [], SECONDS)[0]
         bare.a.progress()
-        bare.a.start_send(1, 7, memory)
+        start_send(bare.a, 1, 7, memory)
     descriptors = [bare.a.readable(), bare.a.completed(), bare.a.eventful(), bare.lane]
     child = os.fork()
     if not child:
@@ -378,8 +480,7 @@ def test_without_descriptors_there_is_an_error_and_none_is_kept(native: ModuleTy
         with contextlib.suppress(OSError):
             while True:
                 taken.append(os.open("/dev/null", os.O_RDONLY))
-        for _ in range(2):  # of the four that an engine needs
-            os.close(taken.pop())
+        os.close(taken.pop())  # of the two that an engine needs
         for _ in range(2):
             with pytest.raises(OSError, match="Too many open files"):
                 native.Engine(0, {1: ours.fileno()}, 1 << 20)

@@ -122,8 +122,8 @@ def test_before_the_first_operation(scene: Scene) -> None:
 
 TEARDOWN = {
     "before anything is said": "multiworld.session.session.Session.leave",
-    "while what was sent is taken": "multiworld.session.session.write_out",
-    "while it is freed": "multiworld.transport.poller.LoopBridge.close",
+    "while what was sent is taken": "multiworld.session.session.Session._linger",
+    "while it is freed": "multiworld.session.session.Session._free",
 }
 
 

@@ -17,8 +17,18 @@ SECONDS = 120.0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seed", "wildness", "frames"), [(1, 0.0005, 15_000), (2, 0.003, 10_000), (3, 0.05, 5_000)])
-def test_frames(tcp_store: str, whole: bool, seed: int, wildness: float, frames: int) -> None:
+@pytest.mark.parametrize("engine", ["compiled", "python"])
+@pytest.mark.parametrize(("seed", "wildness", "frames"), [(1, 0.0005, 8_000), (2, 0.003, 5_000), (3, 0.05, 5_000)])
+def test_frames(
+    tcp_store: str,
+    whole: bool,
+    seed: int,
+    wildness: float,
+    frames: int,
+    engine: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MULTIWORLD_ENGINE", engine)
     frames *= 10 if whole else 1
     report = run(tcp_store, seed=seed, frames=frames, seconds=SECONDS, wildness=wildness)
     assert report.frames >= frames, report
@@ -40,6 +50,7 @@ def test_it_finds_a_proof_that_is_not_looked_at(monkeypatch: pytest.MonkeyPatch)
 
 def test_it_finds_a_frame_that_is_not_looked_at(tcp_store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fuzzer is worth something: without the check of lengths it fails."""
+    monkeypatch.setenv("MULTIWORLD_ENGINE", "python")
     monkeypatch.setattr(ReceiveOperation, "admits", lambda *_: True)
     with pytest.raises(AssertionError, match=r"handling what rank 1 sent failed: (.*Overflow|ValueError\(.memoryview)"):
         run(tcp_store, seed=1, frames=200_000, seconds=30.0, wildness=0.05)

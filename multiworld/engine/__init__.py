@@ -1,0 +1,1 @@
+"""The compiled data plane: its C++ sources, and the engine that Python sees of it."""

@@ -1,0 +1,213 @@
+"""The ties of the compiled engine to waiting threads, an event loop, the hub and the backends of its session."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import math
+import os
+import selectors
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from multiworld.engine.compiled_engine import CompiledEngine
+from multiworld.errors import BrokenWorldException, LossReason
+from multiworld.matching.operation import BatchOperation, Operation
+from multiworld.process.torch_modes import torch_modes_active, without_torch_modes
+from multiworld.transport.poller import REST_SECONDS, LoopTie
+from multiworld.transport.reactor import Reactor
+
+
+class _Happened(enum.IntEnum):
+    """What the compiled engine tells, see ``Event`` in ``mover/engine.h``."""
+
+    LOST = 0
+    LANE_ENDED = 1
+    BYE = 2
+    VALUE = 3
+    AGREED = 4
+    REST = 5
+
+
+class CompiledOwner(Protocol):
+    """The session."""
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]: ...
+    @property
+    def hub(self) -> Reactor: ...
+    @property
+    def failure(self) -> BrokenWorldException | None: ...
+    def lane_ended(self, peer: int, error: OSError | None) -> None: ...
+    def lost(self, peer: int, how: LossReason, what: str) -> None: ...
+    def on_bye(self, peer: int, *, gives_up: bool) -> None: ...
+    def on_value(self, peer: int, gid: int, name: bytes, value: bytes) -> None: ...
+
+
+class CompiledBridge(LoopTie):
+    """Lets threads and the event loop of a session move the data of its compiled engine, and acts on its events."""
+
+    def __init__(self, owner: CompiledOwner, engine: CompiledEngine) -> None:
+        super().__init__()
+        self._owner, self._engine = owner, engine
+        self._native = engine.native
+        self._traffic: dict[int, tuple[int, int]] = {}
+        self._readers: list[int] = []
+
+    def start(self) -> None:
+        """Listen to the engine, once the session is whole."""
+        self._owner.hub.call(self._listen)
+
+    # waiting
+
+    def wait(self, operation: Operation) -> None:
+        """Move the data in the calling thread until ``operation`` is done."""
+        if isinstance(operation, BatchOperation):
+            for one in operation.operations:
+                self.wait(one)
+            return
+        number, native = getattr(operation, "number", 0), self._native
+        if not number or native is None:
+            self._sleep(operation)
+            return
+        while not operation.done:
+            native.wait(number, math.inf)
+            self._settle(operation)
+
+    def _settle(self, operation: Any) -> None:
+        with _outside_of_modes(), self._owner.lock:
+            operation.settle()
+
+    def _sleep(self, operation: Operation) -> None:
+        """Wait for what others end: work of the backend, or the world."""
+        ended = threading.Event()
+        with self._owner.lock:
+            if not operation.attach(ended.set):
+                return
+        ended.wait()
+
+    def _register(self) -> None:
+        loop, native = self._loop, self._native
+        if loop is None or native is None:
+            return
+        self._readers = [native.readable(), native.completed()]
+        for number in self._readers:
+            loop.add_reader(number, self._progress)
+        self._progress()  # for what has ended before
+
+    def _progress(self) -> None:
+        with _outside_of_modes(), self._owner.lock:
+            self._engine.progress()
+
+    def drain(self, peer: int) -> None:
+        """Read what ``peer`` has sent, and settle what that ends."""
+        with _outside_of_modes(), self._owner.lock:
+            if self._native is not None:
+                self._native.drain(peer)
+                for operation in tuple(self._engine.operations):
+                    settle = getattr(operation, "settle", None)
+                    if settle is not None:
+                        settle()
+
+    def lane_ended(self, peer: int) -> bool:
+        """Tell whether nothing more comes from ``peer``, all of which was read."""
+        return self._native is None or not self._native.drain(peer)
+
+    # sending, and the end
+
+    def send_value(self, ranks: Sequence[int], gid: int, name: bytes, value: bytes) -> None:
+        """Send a value for the set-up of a backend to these members."""
+        if self._native is not None:
+            self._native.value(tuple(ranks), gid, name, value)
+
+    def say_bye(self, *, gives_up: bool) -> None:
+        """Say to all peers that we leave, and nothing follows."""
+        self._native.bye(gives_up)
+
+    def stop(self, *, orderly: bool) -> None:
+        """Read and write callers' memory no more; with ``orderly``, what was sent still goes out."""
+        self._native.end(orderly)
+
+    def shut(self) -> None:
+        """End the data connections, after ``stop``."""
+        if self._native is not None:
+            self._native.shut()
+
+    def written_out(self) -> bool:
+        """Write what is left and say that nothing follows, after an orderly ``stop``; whether the peers have all."""
+        return self._native is None or bool(self._native.linger())
+
+    def traffic(self) -> dict[int, tuple[int, int]]:
+        """Bytes sent and received, by peer."""
+        native = self._native
+        return self._traffic if native is None else native.traffic()
+
+    def close(self) -> None:
+        """Let go of the loop, the hub and the connections. From any thread."""
+        with self._owner.lock:
+            native, self._native, self._engine.native = self._native, None, None
+        if native is None:
+            return
+        self._traffic = native.traffic()
+        eventful = native.eventful()
+
+        # Each closure keeps the engine, and so its descriptors, until they are not watched any more.
+        def forget(native: Any = native) -> None:  # noqa: ARG001
+            self._owner.hub.unwatch(eventful)
+
+        def unregister(native: Any = native) -> None:  # noqa: ARG001
+            for number in self._readers:
+                if self._loop is not None:
+                    self._loop.remove_reader(number)
+
+        self._owner.hub.call(forget)
+        if self._readers:
+            self._in_loop(unregister)
+
+    # events, in the hub's thread
+
+    def _listen(self) -> None:
+        native = self._native
+        if native is not None:
+            self._owner.hub.watch(native.eventful(), selectors.EVENT_READ, lambda _: self._act())
+            self._act()
+
+    def _act(self) -> None:
+        native = self._native
+        if native is None:
+            return
+        for kind, peer, number, operation, text in native.events():
+            self._handle(_Happened(kind), peer, number, operation, text)
+
+    def _handle(self, kind: _Happened, peer: int, number: int, operation: int, text: bytes) -> None:
+        owner = self._owner
+        if kind is _Happened.AGREED:
+            with owner.lock:
+                if owner.failure is None:
+                    self._engine.agreed(operation)
+        elif kind is _Happened.REST:
+            self._owner.hub.alarm(self._write_rest, time.monotonic() + REST_SECONDS)
+        elif kind is _Happened.VALUE:
+            with owner.lock:
+                owner.on_value(peer, operation, text[:number], text[number:])
+        elif kind is _Happened.BYE:
+            owner.on_bye(peer, gives_up=bool(number))
+        elif kind is _Happened.LANE_ENDED:
+            owner.lane_ended(peer, OSError(number, os.strerror(number)) if number else None)
+        elif number:
+            self._engine.protocol_error(peer, text.decode())
+        else:
+            owner.lost(peer, LossReason.LEFT, text.decode())
+
+    def _write_rest(self, now: float) -> None:
+        """Write for an operation that its waiter has left: the peers wait for the rest, whatever that one does next."""
+        if self._native is not None and self._native.flush():
+            self._owner.hub.alarm(self._write_rest, now + REST_SECONDS)
+
+
+def _outside_of_modes() -> AbstractContextManager[None]:
+    """Leave the caller's torch modes: results are made in the thread that moves the data."""
+    return without_torch_modes() if torch_modes_active() else contextlib.nullcontext()
