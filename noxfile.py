@@ -99,13 +99,15 @@ def _pytest(session: nox.Session, name: str, *folders: str, extras: str = "cli,m
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Ruff, strict mypy, layers of imports, dependencies and their locks, and the checks of every patch series."""
+    """Ruff, strict mypy, layers of imports, shell and workflows, dependencies and their locks, and every patch series."""
     session.install(*_locked("lint", "tooling", "test"))
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
     session.run("lint-imports", "--no-logo", env={"PYTHONPATH": str(HERE)})
-    session.run("actionlint")
+    session.run("shellcheck", ".ci/run", *map(str, sorted(HERE.glob("ci/**/*.sbatch"))))
+    session.run("actionlint")  # with shellcheck on the scripts of steps
+    session.run("zizmor", "--quiet", "--offline", ".github")
     session.run("kubernetes-validate", "--strict", *map(str, sorted(HERE.glob("ci/kubernetes/*.yaml"))))
     session.run("deptry", ".")
     # Without the groups: the package may import only the dependencies that it declares to its users.
