@@ -16,8 +16,8 @@ from build.record import Artifact, Provenance
 from build.releases import Release
 from build.series.manifest import patches_of
 from build.series.model import PatchFile
-from build.wheelhouse import attestation, contents, gather, signing, statement
-from build.wheelhouse.attestation import Attestation, Publisher
+from build.wheelhouse import attestation, contents, gather, statement
+from build.wheelhouse.attestation import Attestation
 from build.wheelhouse.signing import PublicKey
 from build.wheelhouse.statement import Statement
 from build.wheels import sbom
@@ -115,24 +115,19 @@ def _text(value: object) -> str:
 
 
 def _signature(item: Subject) -> str:
-    signed, key = item.signed, item.key
-    if signed.publisher is Publisher.UNSIGNED:
-        if key is not None:
-            raise ClaimError(f"it is not signed, and must be by key {key.keyid}")
-        return "NOT SIGNED: anyone may have written the claims"
-    if signed.publisher is Publisher.SIGSTORE:
-        raise UsageError("signatures of sigstore are not checked here", remedy="use `cosign` or `pypi-attestations`")
-    used = key or _enclosed(signed)
-    used.check(signed.statement, signed.signature)
-    trust = "" if key else ", a key that came with the wheel: `--key` names the one that you trust"
-    return f"by {used.keyid}{trust}"
+    return attestation.vouched(item.signed, item.key)
 
 
-def _enclosed(signed: Attestation) -> PublicKey:
-    try:
-        return signing.parse_public(signed.public.encode())
-    except ValueError:
-        raise UsageError(f"the public key {signed.keyid} is not at hand", remedy="name it: --key FILE") from None
+def _copies(item: Subject) -> str:
+    """What lies beside the wheel, and what the list of its wheelhouse says, is what was read."""
+    for suffix in (attestation.SUFFIX, attestation.STATEMENT, attestation.ENVELOPE):
+        place = item.path.with_name(item.path.name + suffix)
+        if not place.is_file():
+            continue
+        copy = attestation.decode(place.read_bytes(), place.name)
+        if copy.statement != item.signed.statement or copy.signature not in (b"", item.signed.signature):
+            raise ClaimError(f"{place.name} says something else than the provenance that was read")
+    return "all say the same"
 
 
 def _bytes(item: Subject) -> str:
@@ -240,6 +235,7 @@ CLAIMS: dict[str, Callable[[Subject], str]] = {
     "compile flags": _flags,
     "code that writes the wheels": _assembly,
     "SBOM": _sbom,
+    "copies of the statement": _copies,
 }
 
 
