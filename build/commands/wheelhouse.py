@@ -16,6 +16,8 @@ from build import paths
 from build.console import note, step
 from build.errors import UsageError
 from build.wheelhouse import attestation, keyless, statement, trust
+from build.wheelhouse.gather import gathered
+from build.wheelhouse.mirror import fetch
 from build.wheelhouse.model import Wheel
 from build.wheelhouse.publish import DAYS, Request, publish
 from build.wheelhouse.signing import PublicKey, private_key
@@ -35,13 +37,19 @@ def wheelhouse(
     sigstore: Annotated[bool, typer.Option("--sigstore", help="sign as this CI job, by sigstore")] = False,
     builder: Annotated[str, typer.Option(help="URI of who built the wheels, default this CI job")] = "",
     days: Annotated[int, typer.Option(help="for how long readers may believe it")] = DAYS,
+    mirror: Annotated[bool, typer.Option("--mirror", help="with all dependencies, for hosts without network")] = False,
     assets: Annotated[str, typer.Option(help="where wheels of more than 100 MB are served instead")] = "",
 ) -> None:
     """Gather dist/*/ and FOLDERs into one folder with index, provenance and front page, and replace it in one step."""
     dist = dist.absolute()
     into = (out or dist / "wheelhouse").absolute()
     built = [path.parent for path in dist.glob("*/*.whl") if not path.is_relative_to(into)]
-    every = (*sorted(set(built)), *(path.absolute() for path in folders or ()))
+    fetched = dist / "mirror"
+    every = (*sorted({*built} - {fetched}), *(path.absolute() for path in folders or ()))
+    if mirror:
+        with gathered(every) as wheels:
+            fetch(wheels, fetched)
+        every = (*every, fetched)
     life = trust.life(days)
     request = Request(every, into, _address("--url", url), builder=builder or _job(), life=life)
     request = replace(request, assets=_address("--assets", assets))

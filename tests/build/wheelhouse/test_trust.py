@@ -19,8 +19,8 @@ from build.bench.wheelhouse import write_release
 from build.errors import ClaimError, UsageError
 from build.wheelhouse import signing, trust
 from build.wheelhouse.publish import Request, publish
-from tests.build.wheelhouse.conftest import PYTHONS, served
-from tests.build.wheelhouse.test_install import call
+from tests.build.wheelhouse.conftest import served
+from tests.build.wheelhouse.test_install import OWN, call
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_over_http(house: Path, public: signing.PublicKey) -> None:
 
 def test_no_other_index_outbids_it(house: Path, public: signing.PublicKey, tmp_path: Path) -> None:
     """The other one has newer wheels of the same names, and would win with the strategy of pip."""
-    write_release(tmp_path / "more", "99.0.0", (".".join(map(str, sys.version_info[:2])), *PYTHONS))
+    write_release(tmp_path / "more", "99.0.0", (OWN,))
     publish(Request((tmp_path / "more",), tmp_path / "other"))
     (tmp_path / "wanted").write_text("multiworld-torch-overlay\n")
     index, _ = trust.trusted(str(house), public)
