@@ -48,6 +48,7 @@ def verify(
     for claim, found in claims.checked(item):
         note(f"ok: {claim}: {found}")
         number += 1
+    rebuild = rebuild and item.said.predicate is not None
     if rebuild:
         for claim, found in reproduce.reproduced(item, source, own):
             note(f"ok: {claim}: {found}")

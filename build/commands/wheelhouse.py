@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from build import paths
-from build.console import note, step
+from build.console import counted, note, step
 from build.errors import UsageError
 from build.wheelhouse import attestation, keyless, statement, trust
 from build.wheelhouse.gather import gathered
@@ -91,9 +91,9 @@ def _with_key(request: Request, place: Path | None) -> Request:
 def _show(wheels: tuple[Wheel, ...], out: Path) -> None:
     for form, number in Counter(item.form.value for item in wheels).items():
         note(f"{form}: {number}")
+    if others := sum(item.made is None for item in wheels):
+        note(f"without the record of a build: {counted(others, 'wheel')}, whose provenance only says who publishes it")
     for item in wheels:
-        if item.made is None:
-            note(f"{item.name}: no record of a build lies beside it, so it has no provenance")
-        elif not item.tests:
+        if item.made is not None and not item.tests:
             note(f"{item.name}: no test result for these bytes")
     step(f"{len(wheels)} wheels: {out}")

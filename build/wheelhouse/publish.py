@@ -149,9 +149,7 @@ def _documents(request: Request, wheels: Sequence[Wheel]) -> Iterator[tuple[str,
 
 
 def _provenance(item: Wheel, request: Request) -> Iterator[tuple[str, bytes]]:
-    """Yield what lies beside a wheel about its build, nothing for one without a record."""
-    if item.made is None:
-        return
+    """Yield what lies beside a wheel about its build, or about its publication."""
     said = statement.encode(
         statement.make(record.Artifact(item.name, item.sha256, item.size), item.made, request.builder)
     )

@@ -52,7 +52,7 @@ def url(item: Wheel, root: str) -> str:
 
 def _provenance(item: Wheel, base: str) -> dict[str, str]:
     """Return the link to a wheel's provenance: PEP 740 wants it whole, and some clients refuse others."""
-    return {"provenance": f"{base.rstrip('/')}/{beside(item)}{SUFFIX}"} if base and item.made is not None else {}
+    return {"provenance": f"{base.rstrip('/')}/{beside(item)}{SUFFIX}"} if base else {}
 
 
 def _json(value: object) -> bytes:

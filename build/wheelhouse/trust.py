@@ -53,7 +53,7 @@ class Index(msgspec.Struct, frozen=True, rename="camel"):
     @property
     def wheels(self) -> dict[str, str]:
         """The SHA-256 of each wheel, by file name."""
-        names = ((unquote(item.name).rpartition("/")[2], item.digest["sha256"]) for item in self.subject)
+        names = ((unquote(item.name).rpartition("/")[2], item.digest.get("sha256", "")) for item in self.subject)
         return {name: digest for name, digest in names if name.endswith(".whl")}
 
     @property
@@ -114,42 +114,30 @@ def trusted(place: str, key: PublicKey | None) -> tuple[Index, str]:
     Raises:
         ClaimError: it is not signed by that key, has expired, or is older than one that was seen there before.
     """
+    from build.official import pip_session
+
+    if not place.startswith(("http://", "https://")):
+        place = Path(place).resolve().as_uri()
     place = place.rstrip("/").removesuffix("/simple")
-    signed = attestation.decode(_read(place), NAME)
+    answer = pip_session.fetched(f"{place}/{NAME}")
+    if answer is None:
+        raise ClaimError(f"{shown(place)} has no {NAME}, so nobody vouches for its files", remedy=_REMEDY)
+    signed = attestation.decode(answer.content, NAME)
     who = attestation.vouched(signed, key)
     try:
         index = msgspec.json.decode(signed.statement, type=Index)
     except msgspec.DecodeError as error:
-        raise ClaimError(f"{place}: {NAME} is not the list of a wheelhouse: {error}", remedy=_REMEDY) from None
+        raise ClaimError(f"{shown(place)}: {NAME} is not the list of a wheelhouse: {error}", remedy=_REMEDY) from None
     if index.predicate_type != PREDICATE:
-        raise ClaimError(f"{place}: {NAME} is a statement about something else", remedy=_REMEDY)
+        raise ClaimError(f"{shown(place)}: {NAME} is a statement about something else", remedy=_REMEDY)
     if index.predicate.expires < datetime.now(timezone.utc):
         raise ClaimError(
-            f"{place}: its list has expired, on {index.predicate.expires:%Y-%m-%d}",
+            f"{shown(place)}: its list has expired, on {index.predicate.expires:%Y-%m-%d}",
             cause="it was not published again in time, newer ones are kept back, or the clock here is wrong",
-            remedy=f"{_REMEDY}, who publishes it again: `nox -s wheelhouse`",
+            remedy="have it published again, `nox -s wheelhouse`; do not install from it before",
         )
-    where = shown(place) if _remote(place) else str(Path(place).resolve())
-    _remember(f"{key.keyid if key else 'any key'}: {where}", index.predicate.serial)
+    _remember(f"{key.keyid if key else 'any key'}: {shown(place)}", index.predicate.serial)
     return index, who
-
-
-def _remote(place: str) -> bool:
-    return place.startswith(("http://", "https://"))
-
-
-def _read(place: str) -> bytes:
-    from build.official import pip_session
-
-    if not _remote(place):
-        path = Path(place, NAME)
-        if not path.is_file():
-            raise UsageError(f"{place} is not a wheelhouse: it has no {NAME}", remedy="`nox -s wheelhouse` writes one")
-        return path.read_bytes()
-    answer = pip_session.fetched(f"{place}/{NAME}")
-    if answer is None:
-        raise ClaimError(f"{place} has no {NAME}, so nobody vouches for its files", remedy=_REMEDY)
-    return bytes(answer.content)
 
 
 def _remember(name: str, serial: int) -> None:
@@ -177,7 +165,7 @@ def check_files(folder: Path, index: Index) -> int:
     Raises:
         ClaimError: a file is missing, is not listed, or has other content; each is named.
     """
-    want = {item.name: item.digest["sha256"] for item in index.subject if ":" not in item.name}
+    want = {item.name: item.digest.get("sha256", "") for item in index.subject if ":" not in item.name}
     there = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if not path.is_dir()}
     there.pop(NAME, None)
     wrong = [f"{name}: not listed" for name in there.keys() - want.keys()]

@@ -19,7 +19,7 @@ from build.series.model import PatchFile
 from build.wheelhouse import attestation, contents, gather, statement
 from build.wheelhouse.attestation import Attestation
 from build.wheelhouse.signing import PublicKey
-from build.wheelhouse.statement import Statement
+from build.wheelhouse.statement import Definition, Statement
 from build.wheels import sbom
 from build.wheels.archive import check_archive, check_digests
 from build.wheels.platforms import newer
@@ -42,8 +42,14 @@ class Subject:
     patches: tuple[PatchFile, ...] | None = None
 
     @property
+    def build(self) -> Definition:
+        if self.said.predicate is None:
+            raise UsageError(f"{self.path.name} is not of a build of this project", remedy="leave out --patches")
+        return self.said.predicate.build_definition
+
+    @property
     def proven(self) -> Provenance:
-        return self.said.predicate.build_definition.internal_parameters
+        return self.build.internal_parameters
 
     @property
     def label(self) -> str:
@@ -53,7 +59,7 @@ class Subject:
 
     @property
     def python(self) -> str:
-        return self.said.predicate.build_definition.external_parameters.python
+        return self.build.external_parameters.python
 
     @property
     def defines(self) -> tuple[str, ...]:
@@ -63,7 +69,7 @@ class Subject:
 
     @property
     def official(self) -> Artifact:
-        return statement.official_of(self.said)
+        return statement.official_of(self.build)
 
     @property
     def distribution(self) -> str:
@@ -137,7 +143,8 @@ def _bytes(item: Subject) -> str:
 
 
 def _archive(item: Subject) -> str:
-    check_archive(item.path)
+    if item.said.predicate:
+        check_archive(item.path)
     return f"{check_digests(item.path)} members are as RECORD says"
 
 
@@ -163,7 +170,7 @@ def _sbom(item: Subject) -> str:
 
 def _dependencies(item: Subject) -> str:
     """The standard part of the statement repeats what the parameters say."""
-    definition = item.said.predicate.build_definition
+    definition = item.build
     made = (item.proven, item.python, item.official)
     again = statement.definition(*made)
     _require(definition.external_parameters, again.external_parameters)
@@ -239,6 +246,10 @@ CLAIMS: dict[str, Callable[[Subject], str]] = {
 }
 
 
+#: Those that are made about every wheel, of whoever's build.
+_OF_ALL = (_signature, _bytes, _archive, _copies)
+
+
 def failing(item: Subject, claim: str, error: ClaimError) -> ClaimError:
     """Return the error that names the claim which fails."""
     return ClaimError(
@@ -257,7 +268,8 @@ def checked(item: Subject) -> Iterator[tuple[str, str]]:
         ClaimError: a claim fails; the message names it.
     """
     for claim, check in CLAIMS.items():
-        yield claim, _held(item, claim, check)
+        if item.said.predicate or check in _OF_ALL:
+            yield claim, _held(item, claim, check)
 
 
 def _held(item: Subject, claim: str, check: Callable[[Subject], str]) -> str:

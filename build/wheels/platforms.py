@@ -50,14 +50,6 @@ def newer(first: str, second: str) -> str:
     return max(first, second, key=_glibc)
 
 
-def older(tag: str) -> list[str]:
-    """Return the tags, and their old names, that run on the glibc 2 of a `manylinux_*` tag, the newest first."""
-    minor, machine = _glibc(tag)[1], tag.split("_", 3)[3]
-    names = {glibc[1]: name for name, glibc in _LEGACY.items()}
-    tags = [(f"manylinux_2_{number}", names.get(number)) for number in range(minor, 4, -1)]
-    return [f"{name}_{machine}" for pair in tags for name in pair if name]
-
-
 def oldest(tags: Iterable[str]) -> str:
     """Return the tag that runs on the oldest systems, by its PEP 600 name where it has two."""
     return min(tags, key=lambda tag: (_glibc(tag), not tag.startswith("manylinux_")))

@@ -19,6 +19,10 @@ from tests.build.wheelhouse.test_install import OWN, installed, pip, python, uv_
 __all__ = ["python"]
 
 
+#: For this Python and every later one; what is for every one has no other.
+ABI3 = "cp310-abi3-manylinux_2_17_x86_64"
+
+
 def write(folder: Path, name: str, *more: str, tags: str = "py3-none-any") -> None:
     """Write a wheel, version 1.0, with more lines in its METADATA."""
     folder.mkdir(exist_ok=True)
@@ -34,7 +38,7 @@ def dist(tmp_path: Path) -> Path:
     """A release, and a package of its own, which require what is not here."""
     write_release(tmp_path / "dist" / "9.1.0", "9.1.0", (OWN,))
     need = ["Requires-Dist: torch", "Requires-Dist: near", "Provides-Extra: more"]
-    write(tmp_path / "dist" / "own", "own", *need, "Requires-Dist: extra; extra == 'more'")
+    write(tmp_path / "dist" / "own", "own", *need, "Requires-Dist: extra; extra == 'more'", tags=ABI3)
     return tmp_path / "dist"
 
 

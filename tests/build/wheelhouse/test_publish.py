@@ -161,6 +161,8 @@ def test_every_server_can_read_it(dist: Path) -> None:
     kept = wheel.rename(dist / "kept")
     wheel.symlink_to(kept)
     kept.chmod(0o600)
+    other = patched(dist, PYTHONS[1])
+    other.symlink_to(other.rename(dist / "other"))
     before = os.umask(0o077)
     try:
         publish(Request((dist / RELEASE,), out := dist / "out"))
@@ -290,7 +292,10 @@ def test_a_wheel_of_others_is_read_whole(tmp_path: Path, dist: Path) -> None:
     other.mkdir()
     shutil.copy(wheel, other)
     publish(Request((other,), out := dist / "out"))
-    assert not list(out.glob("files/*.provenance"))
+    said = json.loads((out / "files" / f"{wheel.name}.slsa.json").read_bytes())
+    assert said["predicateType"] == "https://docs.pypi.org/attestations/publish/v1"
+    assert said["subject"][0]["digest"]["sha256"] == hashlib.sha256(wheel.read_bytes()).hexdigest()
+    assert cli.main(["verify", str(out / "files" / wheel.name)]) == 0
     assert "no record" in (out / "index.html").read_text()
     with zipfile.ZipFile(wheel) as archive, zipfile.ZipFile(other / wheel.name, "w") as copy:
         for name in archive.namelist():

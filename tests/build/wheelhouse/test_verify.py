@@ -276,7 +276,7 @@ def test_a_copy_that_says_something_else(wheel: Path, suffix: str, capsys: pytes
         whole["signatures"][0]["sig"] = base64.b64encode(b"\0" * 64).decode()
         place.write_text(json.dumps(whole))
     else:
-        place.write_bytes(text.replace(b"own-machine", b"our-machine"))
+        place.write_bytes(text.replace(b"9.9.0", b"9.9.1"))
     assert cheap(wheel) == ClaimError.exit_code
     said = capsys.readouterr().err
     assert "the first claim that fails is: copies of the statement\n" in said
@@ -286,7 +286,7 @@ def test_a_copy_that_says_something_else(wheel: Path, suffix: str, capsys: pytes
 def test_a_signed_statement_that_was_changed(wheel: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = wheel.with_name(wheel.name + attestation.SUFFIX)
     signed = attestation.decode(place.read_bytes(), "it")
-    changed = signed.statement.replace(b"own-machine", b"our-machine")
+    changed = signed.statement.replace(b"9.9.0", b"9.9.1")
     place.write_bytes(
         attestation.encode(
             attestation.Attestation(changed, signed.publisher, signed.signature, signed.keyid, signed.material)

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
-from packaging.metadata import Metadata
 import uv
+from packaging.metadata import Metadata
 
 from build.errors import WheelError
 from build.wheels import overlay
