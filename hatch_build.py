@@ -8,7 +8,10 @@ into the source tree, for work without an install.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -16,9 +19,8 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 try:
     from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -27,11 +29,12 @@ except ModuleNotFoundError:  # run as a program
 
 _PLUS = (("c++",), ("g++",), ("clang++",))
 _SECONDS = 300.0
+#: The glibc 2 of the oldest systems that have a libstdc++ with GLIBCXX_3.4.x, by the last number: PEP 600's policies.
+_GLIBC_OF = {19: 17, 22: 24, 24: 27, 28: 31, 29: 34, 30: 35, 33: 39}
 
 
-@dataclass(frozen=True)
-class Library:
-    """A native part of the package.
+class Library(NamedTuple):
+    """A native part of the package: no dataclass, which needs the module's name, and hatchling gives it none.
 
     Attributes:
         library: its place in the source tree and in the wheel.
@@ -102,6 +105,38 @@ def compile_into(root: Path, library: Library, target: Path) -> str:
     return "; ".join(failures) or f"no compiler was found ({', '.join(one[0] for one in library.compilers)})"
 
 
+def platform_tag(data: bytes) -> str:
+    """The platform on which libraries run, by the symbols that they use; at least that of torch's own wheels."""
+    if b"libc.so.6" not in data:  # another libc: they run where they were built
+        return re.sub("[-.]", "_", sysconfig.get_platform())
+    runtime = max([0, *(int(found) for found in re.findall(rb"GLIBCXX_3\.4\.(\d+)", data))])
+    glibc = [int(found) for found in re.findall(rb"GLIBC_2\.(\d+)", data)]
+    glibc.append(next((glibc for last, glibc in _GLIBC_OF.items() if runtime <= last), 41))
+    return f"manylinux_2_{max(glibc)}_{platform.machine()}"
+
+
+def bill(name: str, version: str, root: Path, libraries: dict[str, bytes]) -> str:
+    """The SBOM (CycloneDX): package, libraries, and the commit that it was built from if its sources are a clone."""
+    git = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
+    asked = (root / ".git").exists() and shutil.which("git")
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() if asked else ""
+    package: dict[str, Any] = {
+        "type": "library",
+        "name": name,
+        "version": version,
+        "purl": f"pkg:pypi/{name}@{version}",
+    }
+    package |= {"licenses": [{"expression": "Apache-2.0"}]}
+    package |= {"pedigree": {"commits": [{"uid": commit}]}} if commit else {}
+    digests = {place: hashlib.sha256(data).hexdigest() for place, data in libraries.items()}
+    parts = [
+        {"type": "file", "name": place, "hashes": [{"alg": "SHA-256", "content": digest}]}
+        for place, digest in digests.items()
+    ]
+    whole = {"bomFormat": "CycloneDX", "specVersion": "1.6", "metadata": {"component": package}, "components": parts}
+    return json.dumps(whole, indent=2) + "\n"
+
+
 class NativeBuildHook(BuildHookInterface):
     """Puts the libraries into the wheel, or beside their sources for an editable install."""
 
@@ -111,20 +146,23 @@ class NativeBuildHook(BuildHookInterface):
         """Compile, before the wheel is put together; see hatchling's ``BuildHookInterface``."""
         self._folder: str | None = None
         root = Path(self.root)
-        if not sys.platform.startswith("linux"):
-            return
         # Not into the source tree: a build leaves nothing there.
         self._folder = None if version == "editable" else tempfile.mkdtemp(prefix="multiworld-build-")
-        platform = re.sub("[-.]", "_", sysconfig.get_platform())
+        made: dict[str, bytes] = {}
         # The tag of the second stands: the engine needs CPython, the other one any Python.
-        for library, tag in ((PULSE, f"py3-none-{platform}"), (ENGINE, f"cp310-abi3-{platform}")):
+        for library, tag in ((PULSE, "py3-none"), (ENGINE, "cp310-abi3")) if sys.platform.startswith("linux") else ():
             target = Path(self._folder, library.library.name) if self._folder else root / library.library
             if why := compile_into(root, library, target):
                 self.app.display_warning(f"multiworld is built without {library.library.name}: {why}")
             elif self._folder:
+                made[library.library.as_posix()] = target.read_bytes()
                 build_data["force_include"][str(target)] = library.library.as_posix()
                 build_data["pure_python"] = False
-                build_data["tag"] = tag
+                build_data["tag"] = f"{tag}-{platform_tag(b''.join(made.values()))}"
+        if self._folder:
+            sbom = Path(self._folder, "multiworld.cdx.json")
+            sbom.write_text(bill(self.metadata.core.name, self.metadata.version, root, made))
+            build_data["sbom_files"].append(str(sbom))
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002
         """Remove what was compiled for the wheel."""

@@ -99,13 +99,15 @@ def _pytest(session: nox.Session, name: str, *folders: str, extras: str = "cli,m
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Ruff, strict mypy, layers of imports, dependencies and their locks, and the checks of every patch series."""
+    """Ruff, strict mypy, layers of imports, scripts, workflows, dependencies and their locks, and the patch series."""
     session.install(*_locked("lint", "tooling", "test"))
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
     session.run("lint-imports", "--no-logo", env={"PYTHONPATH": str(HERE)})
-    session.run("actionlint")
+    session.run("shellcheck", ".ci/run", *map(str, sorted(HERE.glob("ci/**/*.sbatch"))))
+    session.run("actionlint")  # with shellcheck on the scripts of steps
+    session.run("zizmor", "--quiet", "--offline", ".github")
     session.run("kubernetes-validate", "--strict", *map(str, sorted(HERE.glob("ci/kubernetes/*.yaml"))))
     session.run("deptry", ".")
     # Without the groups: the package may import only the dependencies that it declares to its users.
@@ -189,7 +191,7 @@ _PASSED_ON = {
     "explain": "Tell if an overlay can serve a patch, and how: `-- --release 2.6.0 --patches FILE`.",
     "clean": "Show what the caches hold, and free it: `-- [--older-than 30d] [--keep 5GB] [--dry-run]`.",
     "releases": "Table of the known releases: needs, built wheels, test results.",
-    "verify": "Check a wheel's claims, and build it again: `-- WHEEL [--provenance F] [--patches F] [--no-rebuild]`.",
+    "verify": "Check a wheel's claims, and build it again, or a wheelhouse: `-- WHEEL|DIR [--key F] [--no-rebuild]`.",
     "lint-patches": "Check every series: manifest, headers, paths; with sources at hand, zero fuzz and the same bytes.",
     "patches": "Overview of patches and releases, on the terminal and as an HTML page.",
     "regenerate-patch": "Port a series by hunks: `-- RELEASE`, `-- --patches DIR --from-tree A --to-tree B --out DIR`.",

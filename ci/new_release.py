@@ -35,21 +35,31 @@ _BODY = 60_000
 
 
 def open_pull_request(head: str, base: str, title: str, body: str, *, draft: bool) -> str:
-    """Open a pull request with `gh`, the forge's own client, and return its address.
+    """Open a pull request, start the checks of its branch, and return its address.
+
+    What a job's own token opens starts no workflow by itself. The checks belong to the commit, so the pull request has
+    them.
 
     Raises:
         EnvironmentUnfitError: `gh` is not there, is not logged in, or is refused.
     """
     body = body if len(body) <= _BODY else body[:_BODY] + "\n\n(cut: the report is longer)\n"
     options = ["--head", head, "--base", base, "--title", title, "--body-file", "-", *(["--draft"] if draft else [])]
-    done = quietly(["gh", "pr", "create", *options], stdin=body.encode(), timeout=300)
+    _gh(head, "workflow", "run", "checks.yml", "--ref", head)
+    return _gh(head, "pr", "create", *options, stdin=body).strip().rpartition("\n")[2]
+
+
+def _gh(head: str, *arguments: str, stdin: str = "") -> str:
+    """Run the forge's own client and return what it prints."""
+    done = quietly(["gh", *arguments], stdin=stdin.encode(), timeout=300)
     if done.returncode:
         raise EnvironmentUnfitError(
-            f"the pull request for {head} could not be opened",
+            f"the pull request for {head} could not be opened: `gh {' '.join(arguments[:2])}` failed",
             cause=done.tail,
-            remedy="give the job a token that may open pull requests (GH_TOKEN), and allow it in the repository",
+            remedy="give the job a token that may start workflows and open pull requests (GH_TOKEN), and allow it in "
+            "the repository",
         )
-    return done.stdout.decode().strip().rpartition("\n")[2]
+    return done.stdout.decode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,12 @@ from build.anypatch import patchset
 from build.anypatch.plan import MOST_UNITS
 from build.console import note, step
 from build.pipeline import Own
-from build.wheelhouse import reproduce, signing
+from build.wheelhouse import reproduce, signing, trust
 from build.wheelhouse import verify as claims
 
 
 def verify(
-    wheel: Annotated[Path, typer.Argument(help="the wheel")],
+    wheel: Annotated[Path, typer.Argument(help="the wheel, or the folder of a wheelhouse")],
     provenance: Annotated[Path | None, typer.Option(help="its provenance, default what lies beside it")] = None,
     key: Annotated[Path | None, typer.Option(help="ed25519 public key (PEM) that must have signed it")] = None,
     source: Annotated[Path | None, typer.Option(help="checkout, tarball or folder with the release's sources")] = None,
@@ -29,11 +29,18 @@ def verify(
     extensions_rebuilt: Annotated[bool, typer.Option("--extensions-rebuilt", help="as for the build")] = False,
     rebuild: Annotated[bool, typer.Option(help="build the wheel again and compare")] = True,
 ) -> None:
-    """Check every claim about WHEEL; the first that fails is named, and the exit status is 17."""
+    """Check every claim about WHEEL; the first that fails is named, and the exit status is 17.
+
+    Of a wheelhouse: its list is signed, has not expired and is no older one, and every file is as it says.
+    """
     own = Own(
         patches, from_branch, include=tuple(include or ()), most_units=most_units, extensions_rebuilt=extensions_rebuilt
     )
-    item = claims.subject(wheel.absolute(), provenance, signing.public_key(key) if key else None)
+    public = signing.public_key(key) if key else None
+    if wheel.is_dir():
+        _wheelhouse(wheel, public)
+        return
+    item = claims.subject(wheel.absolute(), provenance, public)
     if own.of_user:
         item = replace(item, patches=patchset.chosen(releases.get(item.proven.release), patches, from_branch))
     step(f"checking the claims about {wheel.name}")
@@ -41,9 +48,17 @@ def verify(
     for claim, found in claims.checked(item):
         note(f"ok: {claim}: {found}")
         number += 1
+    rebuild = rebuild and item.said.predicate is not None
     if rebuild:
         for claim, found in reproduce.reproduced(item, source, own):
             note(f"ok: {claim}: {found}")
             number += 1
     left = "" if rebuild else "; it was NOT built again"
     step(f"{wheel.name}: {number} claims hold{left}")
+
+
+def _wheelhouse(folder: Path, key: signing.PublicKey | None) -> None:
+    index, who = trust.trusted(str(folder), key)
+    note(f"ok: signature: {who}")
+    note(f"ok: serial number {index.predicate.serial}, believed until {index.predicate.expires:%Y-%m-%d}")
+    step(f"{folder}: {trust.check_files(folder, index)} files are as its list says")

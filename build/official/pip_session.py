@@ -19,7 +19,7 @@ from pip._internal.exceptions import PipError
 from pip._internal.index.collector import IndexContent, LinkCollector, parse_links
 from pip._internal.models.link import Link
 from pip._internal.network.session import PipSession
-from pip._vendor.requests import RequestException
+from pip._vendor.requests import RequestException, Response
 from pip._vendor.urllib3.exceptions import HTTPError
 
 from build.console import log, note
@@ -73,6 +73,23 @@ def session(retries: int | None = None, timeout: int | None = None) -> PipSessio
     return made
 
 
+def fetched(url: str) -> Response | None:
+    """Return the answer of an index; None when it does not have the page."""
+    try:
+        response = session().get(url, headers={"Accept": ACCEPT})
+    except BROKEN as error:
+        raise unreachable(url, error) from None
+    if response.status_code == NOT_FOUND:
+        return None
+    if not response.ok:
+        raise SourceError(
+            f"{shown(url)} answers {response.status_code} {response.reason}",
+            cause="the index wants credentials, or it is out of order",
+            remedy="check that `pip download` works with this configuration",
+        )
+    return response
+
+
 def _page(link: Link) -> Iterator[Link]:
     """Yield the links of a page; none when the index does not know the project."""
     url = link.url_without_fragment
@@ -81,20 +98,10 @@ def _page(link: Link) -> Iterator[Link]:
         url, local = f"{url.rstrip('/')}/index.html", local / "index.html"
     if local is not None and not local.is_file():
         return
-    try:
-        response = session().get(url, headers={"Accept": ACCEPT})
-    except BROKEN as error:
-        raise unreachable(url, error) from None
-    if response.status_code == NOT_FOUND:
-        return
-    if not response.ok:
-        raise SourceError(
-            f"{shown(url)} answers {response.status_code} {response.reason}",
-            cause="the index wants credentials, or it is out of order",
-            remedy="check that `pip download` works with this configuration",
-        )
-    kind = response.headers.get("Content-Type", "text/html")
-    yield from parse_links(IndexContent(response.content, kind, None, response.url, cache_link_parsing=False))
+    response = fetched(url)
+    if response is not None:
+        kind = response.headers.get("Content-Type", "text/html")
+        yield from parse_links(IndexContent(response.content, kind, None, response.url, cache_link_parsing=False))
 
 
 def collector() -> LinkCollector:

@@ -118,13 +118,21 @@ def _records(folder: Path, pattern: str, form: type[T]) -> tuple[T, ...]:
 
 
 def _decoded(path: Path, form: type[T]) -> T:
+    _regular(path)
     try:
         return msgspec.json.decode(path.read_bytes(), type=form)
     except msgspec.DecodeError as error:
         raise ClaimError(f"{path} is not a record of this version of the project: {error}") from None
 
 
+def _regular(path: Path) -> None:
+    """Raise ClaimError unless `path` is a file, or a link to one: a FIFO would be read for ever."""
+    if not path.is_file():
+        raise ClaimError(f"{path} is not a file that can be read")
+
+
 def _wheel(path: Path, folder: _Folder) -> Wheel:
+    _regular(path)
     digest, claims = seals.sha256_of(path), folder.claimed(path.name)
     if claims and digest not in claims:
         want = ", ".join(sorted(claims))
@@ -152,7 +160,13 @@ def check_claims(wheel: Wheel, made: BuildRecord) -> None:
 
 def _yanked(path: Path) -> str | None:
     place = path.with_name(path.name + YANKED)
-    return " ".join(place.read_text(encoding="utf-8").split()) if place.is_file() else None
+    if not place.exists():
+        return None
+    _regular(place)
+    try:
+        return " ".join(place.read_text(encoding="utf-8").split())
+    except UnicodeDecodeError as error:
+        raise ClaimError(f"{place} is not text in UTF-8: {error}") from None
 
 
 def _tests(wheel: Wheel, records: Iterable[TestRecord]) -> Iterator[TestRecord]:

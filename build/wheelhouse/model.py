@@ -49,6 +49,7 @@ class Wheel:
         yanked: why it must not be chosen any more; None if it may, empty if no reason is given.
         made: the record of its build; None for a wheel that was not built by this project's `build`.
         tests: results of tests of exactly these bytes, one per Python version.
+        at: the address of the folder that serves it; empty if that is the wheelhouse's own.
     """
 
     path: Path
@@ -58,6 +59,7 @@ class Wheel:
     yanked: str | None = None
     made: BuildRecord | None = None
     tests: tuple[TestRecord, ...] = ()
+    at: str = ""
 
     @property
     def name(self) -> str:

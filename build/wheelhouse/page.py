@@ -79,9 +79,9 @@ def mark(item: Wheel) -> tuple[str, str, str, str]:
 
 
 def pythons(item: Wheel) -> str:
-    """Return for which Python a wheel is, e.g. `3.11`, or `any`."""
-    tag = item.contents.tags.split("-", 1)[0]
-    return f"{tag[2]}.{tag[3:]}" if tag.startswith("cp3") and len(tag) > 3 else "any"
+    """Return for which Python a wheel is, e.g. `3.11`, or `any`, also for the stable ABI."""
+    tag, abi = item.contents.tags.split("-")[:2]
+    return f"{tag[2]}.{tag[3:]}" if tag.startswith("cp3") and len(tag) > 3 and abi != "abi3" else "any"
 
 
 def tests(item: Wheel) -> tuple[str, ...]:

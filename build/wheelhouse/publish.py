@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -13,14 +15,17 @@ import msgspec
 from build import record
 from build.errors import UsageError
 from build.paths import built_beside, locked
-from build.wheelhouse import attestation, page, simple, statement
+from build.wheelhouse import attestation, page, simple, statement, trust
 from build.wheelhouse.attestation import Attestation, Publisher
 from build.wheelhouse.gather import gathered
 from build.wheelhouse.model import Wheel
 
-#: The list of all wheels, for programs; it also tells a wheelhouse from other folders.
-LIST = "wheelhouse.json"
 PUBLIC_KEY = "public-key.pem"
+#: Wheels of more bytes are served from elsewhere, if there is such a place.
+LARGE = 100_000_000
+#: For how long a wheelhouse is believed.
+DAYS = 90
+_MODE = 0o644
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,8 @@ class Request:
         signed_by: who signs, for people; empty for nobody.
         public: the public key of who signs, PEM, if it is a key.
         builder: URI of who built the wheels.
+        assets: address of the folder that serves wheels of more than `LARGE` bytes; empty: they are in the wheelhouse.
+        life: for how long it may be believed.
     """
 
     folders: tuple[Path, ...]
@@ -44,6 +51,8 @@ class Request:
     signed_by: str = ""
     public: str = ""
     builder: str = statement.BUILDER
+    assets: str = ""
+    life: trust.Life = field(default_factory=lambda: trust.life(DAYS))
 
 
 class Listed(msgspec.Struct, frozen=True):
@@ -65,6 +74,7 @@ class Listing(msgspec.Struct, frozen=True):
     """The whole of `wheelhouse.json`; `signed_by` says who signs, empty for nobody."""
 
     signed_by: str
+    life: trust.Life
     wheels: tuple[Listed, ...]
     schema: int = 1
 
@@ -78,39 +88,51 @@ def publish(request: Request) -> tuple[Wheel, ...]:
         BusyError: a build, or another run of this, did not end in time.
     """
     _check_out(request.out)
-    with locked(request.out, f"the wheelhouse {request.out}"), gathered(request.folders) as wheels:
+    with locked(request.out, f"the wheelhouse {request.out}"), gathered(request.folders) as found:
+        assets = request.assets.rstrip("/")
+        wheels = tuple(replace(item, at=assets if item.size > LARGE else "") for item in found)
         _write(request, wheels)
     return wheels
 
 
 def _write(request: Request, wheels: Sequence[Wheel]) -> None:
-    """Write everything beside the wheelhouse, and put it in its place."""
+    """Write everything beside the wheelhouse, readable by every server, and put it in its place."""
     with built_beside(request.out) as part:
+        (part / "files").mkdir()
+        digests = {simple.url(item, "") if item.at else f"files/{item.name}": item.sha256 for item in wheels}
         for item in wheels:
-            _place(item.path, part / "files" / item.name)
+            if not item.at:
+                _place(item.path.resolve(), part / "files" / item.name)
         for name, data in _documents(request, wheels):
             path = part / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
+            digests[name] = hashlib.sha256(data).hexdigest()
+        (part / trust.NAME).write_bytes(attestation.encode(request.attest(trust.make(digests, request.life))))
+        for path in part.rglob("*"):
+            if path.is_dir() or path.suffix != ".whl":  # a link to a wheel may be somebody else's
+                path.chmod(0o755 if path.is_dir() else _MODE)
 
 
 def _check_out(out: Path) -> None:
     """Refuse to replace a folder that is no wheelhouse."""
-    if out.exists() and not (out / LIST).is_file() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and not (out / trust.LIST).is_file() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(
             f"--out {out} is not a wheelhouse, and is not replaced",
-            cause=f"it has no {LIST}, but other content",
+            cause=f"it has no {trust.LIST}, but other content",
             remedy="name a new folder, or an earlier wheelhouse",
         )
 
 
 def _place(source: Path, target: Path) -> None:
-    """Link a wheel, or copy it where the file system cannot."""
-    target.parent.mkdir(exist_ok=True)
+    """Link a wheel, or copy it where the file system cannot, or where a server could not read it."""
     try:
+        if stat.S_IMODE(source.stat().st_mode) != _MODE:
+            raise PermissionError
         os.link(source, target)
     except OSError:
         shutil.copyfile(source, target)
+        target.chmod(_MODE)
 
 
 def _documents(request: Request, wheels: Sequence[Wheel]) -> Iterator[tuple[str, bytes]]:
@@ -121,15 +143,13 @@ def _documents(request: Request, wheels: Sequence[Wheel]) -> Iterator[tuple[str,
     yield from simple.files(wheels, request.url).items()
     if request.public:
         yield PUBLIC_KEY, request.public.encode()
-    listing = Listing(request.signed_by, tuple(map(_listed, wheels)))
-    yield LIST, msgspec.json.format(msgspec.json.encode(listing), indent=1) + b"\n"
+    listing = Listing(request.signed_by, request.life, tuple(map(_listed, wheels)))
+    yield trust.LIST, msgspec.json.format(msgspec.json.encode(listing), indent=1) + b"\n"
     yield "index.html", page.page(wheels, request.signed_by, request.url).encode()
 
 
 def _provenance(item: Wheel, request: Request) -> Iterator[tuple[str, bytes]]:
-    """Yield what lies beside a wheel about its build, nothing for one without a record."""
-    if item.made is None:
-        return
+    """Yield what lies beside a wheel about its build, or about its publication."""
     said = statement.encode(
         statement.make(record.Artifact(item.name, item.sha256, item.size), item.made, request.builder)
     )
@@ -142,7 +162,7 @@ def _provenance(item: Wheel, request: Request) -> Iterator[tuple[str, bytes]]:
 
 def _listed(item: Wheel) -> Listed:
     return Listed(
-        file=f"files/{item.name}",
+        file=simple.url(item, "") if item.at else f"files/{item.name}",
         project=item.contents.project,
         version=str(item.contents.version),
         sha256=item.sha256,

@@ -28,8 +28,7 @@ def files(wheels: Sequence[Wheel], base: str) -> dict[str, bytes]:
     """Return the files of the index by path below the wheelhouse; links are relative, so that the folder can move.
 
     Args:
-        base: where the wheelhouse will be served, empty if that is not known; the links to provenance use it, since
-            PEP 740 wants them whole.
+        base: where the wheelhouse will be served, empty if that is not known; then no link leads to provenance.
     """
     projects: dict[str, list[Wheel]] = defaultdict(list)
     for item in sorted(wheels, key=lambda item: (item.contents.version, item.name)):
@@ -41,15 +40,19 @@ def files(wheels: Sequence[Wheel], base: str) -> dict[str, bytes]:
     return found
 
 
-def url(item: Wheel) -> str:
-    """Return the path of a wheel's file below the wheelhouse, as it stands in a link."""
+def beside(item: Wheel) -> str:
+    """Return, as it stands in a link, the path below the wheelhouse that the files about a wheel begin with."""
     return f"files/{quote(item.name)}"
 
 
-def _provenance(item: Wheel, base: str) -> str | None:
-    """Return the link to a wheel's provenance, which only wheels with a record of their build have."""
-    where = f"{base.rstrip('/')}/" if base else "../../"
-    return f"{where}{url(item)}{SUFFIX}" if item.made is not None else None
+def url(item: Wheel, root: str) -> str:
+    """Return the link to a wheel, from where `root` leads to the wheelhouse."""
+    return f"{item.at}/{quote(item.name)}" if item.at else root + beside(item)
+
+
+def _provenance(item: Wheel, base: str) -> dict[str, str]:
+    """Return the link to a wheel's provenance: PEP 740 wants it whole, and some clients refuse others."""
+    return {"provenance": f"{base.rstrip('/')}/{beside(item)}{SUFFIX}"} if base else {}
 
 
 def _json(value: object) -> bytes:
@@ -70,14 +73,13 @@ def _file(item: Wheel, base: str) -> dict[str, Any]:
     metadata = {"sha256": metadata_digest(item)}
     found: dict[str, Any] = {
         "filename": item.name,
-        "url": f"../../{url(item)}",
+        "url": url(item, "../../"),
         "hashes": {"sha256": item.sha256},
         "size": item.size,
         "core-metadata": metadata,
         "dist-info-metadata": metadata,
         "yanked": False if item.yanked is None else item.yanked or True,
-        "provenance": _provenance(item, base),
-    }
+    } | _provenance(item, base)
     return found | ({"requires-python": item.contents.requires_python} if item.contents.requires_python else {})
 
 
@@ -98,11 +100,11 @@ def _project_html(name: str, items: Sequence[Wheel], base: str) -> bytes:
 def _attributes(item: Wheel, base: str) -> str:
     metadata = f"sha256={metadata_digest(item)}"
     found = {
-        "href": f"../../{url(item)}#sha256={item.sha256}",
+        "href": f"{url(item, '../../')}#sha256={item.sha256}",
         "data-requires-python": item.contents.requires_python or None,
         "data-core-metadata": metadata,
         "data-dist-info-metadata": metadata,
-        "data-provenance": _provenance(item, base),
+        "data-provenance": _provenance(item, base).get("provenance"),
         "data-yanked": item.yanked,
     }
     return " ".join(f'{name}="{escape(value)}"' for name, value in found.items() if value is not None)

@@ -9,6 +9,8 @@ from build.record import Artifact, BuildRecord, Provenance
 
 TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"
+#: Of a wheel that no build of this project made: that its signer publishes these bytes, as PEP 740 has it.
+PUBLISHED = "https://docs.pypi.org/attestations/publish/v1"
 #: How the parameters are to be read: those of a build of an overlay, as `internalParameters` has them.
 BUILD_TYPE = "urn:multiworld:overlay-build:1"
 #: Who built it where no CI system says so: nobody but the owner of the signing key vouches for it.
@@ -62,18 +64,18 @@ class Predicate(msgspec.Struct, frozen=True, rename="camel"):
     run_details: Details
 
 
-class Statement(msgspec.Struct, frozen=True, rename="camel"):
-    """An in-toto statement about one wheel."""
+class Statement(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """An in-toto statement about one wheel; without a predicate it says that the wheel is published."""
 
     type_: str = msgspec.field(name="_type")
     subject: tuple[Resource, ...]
     predicate_type: str
-    predicate: Predicate
+    predicate: Predicate | None = None
 
 
-def official_of(statement: Statement) -> Artifact:
-    """Return the official wheel that a statement names; its size is not part of a statement."""
-    for item in statement.predicate.build_definition.resolved_dependencies:
+def official_of(build: Definition) -> Artifact:
+    """Return the official wheel that a build started from; its size is not part of a statement."""
+    for item in build.resolved_dependencies:
         if item.uri.startswith("pkg:pypi/torch@"):
             return Artifact(item.name, item.digest.get("sha256", ""), 0)
     raise ClaimError("the provenance names no official wheel", cause="it was not made by `nox -s wheelhouse`")
@@ -84,11 +86,13 @@ def _overlay(proven: Provenance) -> Resource:
     return Resource(proven.soname, digest={"sha256": proven.overlay_sha256}, annotations=notes)
 
 
-def make(item: Artifact, made: BuildRecord, builder: str = BUILDER) -> Statement:
-    """Return the statement about the wheel `item` of a build."""
+def make(item: Artifact, made: BuildRecord | None, builder: str = BUILDER) -> Statement:
+    """Return the statement about the wheel `item`, of a build if `made` is its record."""
+    subject = Resource(item.name, digest={"sha256": item.sha256})
+    if made is None:
+        return Statement(TYPE, (subject,), PUBLISHED)
     proven = made.provenance
     made_of = (_overlay(proven),) if proven.soname else ()
-    subject = Resource(item.name, digest={"sha256": item.sha256})
     return Statement(
         TYPE,
         (subject,),
@@ -136,8 +140,8 @@ def decode(data: bytes | str, origin: str) -> Statement:
         found = msgspec.json.decode(data, type=Statement)
     except msgspec.DecodeError as error:
         raise _foreign(origin, str(error)) from None
-    kind = found.predicate.build_definition.build_type
-    if (found.type_, found.predicate_type, kind) != (TYPE, PREDICATE, BUILD_TYPE):
+    kind = found.predicate.build_definition.build_type if found.predicate else ""
+    if (found.type_, found.predicate_type, kind) not in ((TYPE, PREDICATE, BUILD_TYPE), (TYPE, PUBLISHED, "")):
         raise _foreign(origin, f"type {found.type_}, predicate {found.predicate_type}, build {kind}")
     return found
 

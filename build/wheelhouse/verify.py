@@ -16,10 +16,10 @@ from build.record import Artifact, Provenance
 from build.releases import Release
 from build.series.manifest import patches_of
 from build.series.model import PatchFile
-from build.wheelhouse import attestation, contents, gather, signing, statement
-from build.wheelhouse.attestation import Attestation, Publisher
+from build.wheelhouse import attestation, contents, gather, statement
+from build.wheelhouse.attestation import Attestation
 from build.wheelhouse.signing import PublicKey
-from build.wheelhouse.statement import Statement
+from build.wheelhouse.statement import Definition, Statement
 from build.wheels import sbom
 from build.wheels.archive import check_archive, check_digests
 from build.wheels.platforms import newer
@@ -42,8 +42,14 @@ class Subject:
     patches: tuple[PatchFile, ...] | None = None
 
     @property
+    def build(self) -> Definition:
+        if self.said.predicate is None:
+            raise UsageError(f"{self.path.name} is not of a build of this project", remedy="leave out --patches")
+        return self.said.predicate.build_definition
+
+    @property
     def proven(self) -> Provenance:
-        return self.said.predicate.build_definition.internal_parameters
+        return self.build.internal_parameters
 
     @property
     def label(self) -> str:
@@ -53,7 +59,7 @@ class Subject:
 
     @property
     def python(self) -> str:
-        return self.said.predicate.build_definition.external_parameters.python
+        return self.build.external_parameters.python
 
     @property
     def defines(self) -> tuple[str, ...]:
@@ -63,7 +69,7 @@ class Subject:
 
     @property
     def official(self) -> Artifact:
-        return statement.official_of(self.said)
+        return statement.official_of(self.build)
 
     @property
     def distribution(self) -> str:
@@ -115,24 +121,19 @@ def _text(value: object) -> str:
 
 
 def _signature(item: Subject) -> str:
-    signed, key = item.signed, item.key
-    if signed.publisher is Publisher.UNSIGNED:
-        if key is not None:
-            raise ClaimError(f"it is not signed, and must be by key {key.keyid}")
-        return "NOT SIGNED: anyone may have written the claims"
-    if signed.publisher is Publisher.SIGSTORE:
-        raise UsageError("signatures of sigstore are not checked here", remedy="use `cosign` or `pypi-attestations`")
-    used = key or _enclosed(signed)
-    used.check(signed.statement, signed.signature)
-    trust = "" if key else ", a key that came with the wheel: `--key` names the one that you trust"
-    return f"by {used.keyid}{trust}"
+    return attestation.vouched(item.signed, item.key)
 
 
-def _enclosed(signed: Attestation) -> PublicKey:
-    try:
-        return signing.parse_public(signed.public.encode())
-    except ValueError:
-        raise UsageError(f"the public key {signed.keyid} is not at hand", remedy="name it: --key FILE") from None
+def _copies(item: Subject) -> str:
+    """What lies beside the wheel, and what the list of its wheelhouse says, is what was read."""
+    for suffix in (attestation.SUFFIX, attestation.STATEMENT, attestation.ENVELOPE):
+        place = item.path.with_name(item.path.name + suffix)
+        if not place.is_file():
+            continue
+        copy = attestation.decode(place.read_bytes(), place.name)
+        if copy.statement != item.signed.statement or copy.signature not in (b"", item.signed.signature):
+            raise ClaimError(f"{place.name} says something else than the provenance that was read")
+    return "all say the same"
 
 
 def _bytes(item: Subject) -> str:
@@ -142,7 +143,8 @@ def _bytes(item: Subject) -> str:
 
 
 def _archive(item: Subject) -> str:
-    check_archive(item.path)
+    if item.said.predicate:
+        check_archive(item.path)
     return f"{check_digests(item.path)} members are as RECORD says"
 
 
@@ -168,7 +170,7 @@ def _sbom(item: Subject) -> str:
 
 def _dependencies(item: Subject) -> str:
     """The standard part of the statement repeats what the parameters say."""
-    definition = item.said.predicate.build_definition
+    definition = item.build
     made = (item.proven, item.python, item.official)
     again = statement.definition(*made)
     _require(definition.external_parameters, again.external_parameters)
@@ -240,7 +242,12 @@ CLAIMS: dict[str, Callable[[Subject], str]] = {
     "compile flags": _flags,
     "code that writes the wheels": _assembly,
     "SBOM": _sbom,
+    "copies of the statement": _copies,
 }
+
+
+#: Those that are made about every wheel, of whoever's build.
+_OF_ALL = (_signature, _bytes, _archive, _copies)
 
 
 def failing(item: Subject, claim: str, error: ClaimError) -> ClaimError:
@@ -261,7 +268,8 @@ def checked(item: Subject) -> Iterator[tuple[str, str]]:
         ClaimError: a claim fails; the message names it.
     """
     for claim, check in CLAIMS.items():
-        yield claim, _held(item, claim, check)
+        if item.said.predicate or check in _OF_ALL:
+            yield claim, _held(item, claim, check)
 
 
 def _held(item: Subject, claim: str, check: Callable[[Subject], str]) -> str:

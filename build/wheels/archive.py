@@ -150,8 +150,19 @@ def _check_layout(archive: zipfile.ZipFile, stream: BinaryIO, members: list[zipf
         raise WheelError("dead bytes before the directory")
 
 
+def _leaves(name: str) -> bool:
+    """Tell if the name of a member leads out of the folder that it is unpacked into, on any system."""
+    return name.startswith("/") or not {"\\", "\0"}.isdisjoint(name) or not {"..", "."}.isdisjoint(name.split("/"))
+
+
 def _record(archive: zipfile.ZipFile, where: str = "") -> tuple[str, list[str], list[list[str]]]:
-    """Return the name of RECORD, the names of the members, each there once, and the lines."""
+    """Return the name of RECORD, the names of the members, each there once and within the wheel, and the lines."""
+    if out := [item.orig_filename for item in archive.infolist() if _leaves(item.orig_filename)]:
+        raise WheelError(
+            f"{where}members that leave the wheel: {', '.join(map(repr, out[:10]))}",
+            cause="installed, they would write over other files",
+            remedy="do not use this wheel",
+        )
     names = [item.filename for item in archive.infolist() if not item.is_dir()]
     if twice := sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []:
         raise WheelError(f"{where}duplicate members: {', '.join(twice[:10])}", cause="a damaged wheel")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from build.archives import reading
@@ -20,19 +20,32 @@ DISTRIBUTION = "multiworld-torch-overlay"
 _PACKAGE = DISTRIBUTION.replace("-", "_")
 _RUNTIME = Path(__file__).parent.parent / "runtime" / _PACKAGE
 _SUMMARY = "Patched units of PyTorch {version}, active next to the official wheel without changing it"
+_DESCRIPTION = f"""\
+# {DISTRIBUTION}
+
+Recompiled units of PyTorch {{version}}, with patches. Installed beside the official `torch`, they take precedence when
+torch is imported; no file of torch changes, and an uninstall brings the official behaviour back.
+
+    python -c "import torch, {_PACKAGE} as o; print(o.state())"
+
+says if they are in force. In `dist-info`, `multiworld.json` names the patches, sources, compiler and flags, and
+`sboms/multiworld.cdx.json` is the SBOM.
+"""
 
 
-def _metadata(release: Release) -> bytes:
+def _metadata(release: Release, licences: Iterable[str]) -> bytes:
     lines = [
-        "Metadata-Version: 2.1",
+        "Metadata-Version: 2.4",
         f"Name: {DISTRIBUTION}",
         f"Version: {release.patched_version}",
         f"Summary: {_SUMMARY.format(version=release.patched_version)}",
-        "License: Apache-2.0 AND BSD-3-Clause",
+        "License-Expression: Apache-2.0 AND BSD-3-Clause",
+        *(f"License-File: {name}" for name in licences),
         "Requires-Python: >=3.8",
         f"Requires-Dist: torch=={release.wheel.version}",
+        "Description-Content-Type: text/markdown",
     ]
-    return ("\n".join(lines) + "\n").encode()
+    return ("\n".join(lines) + "\n\n" + _DESCRIPTION.format(version=release.version)).encode()
 
 
 def _facts(release: Release, overlay: Overlay) -> bytes:
@@ -47,14 +60,14 @@ def _facts(release: Release, overlay: Overlay) -> bytes:
 
 
 def _licences(release: Release, official: Path) -> dict[str, bytes]:
-    """Return PyTorch's licence files by name; they must go with its compiled code."""
+    """Return PyTorch's licence files by their place; they must go with its compiled code."""
     pattern = re.compile(rf"torch-{re.escape(release.wheel.version)}\.dist-info/(?:licenses/)?(LICENSE|NOTICE)")
     with reading(official.name), zipfile.ZipFile(official) as archive:
         matches = [match for name in archive.namelist() if (match := pattern.fullmatch(name))]
         found = {match[1]: archive.read(match[0]) for match in matches}
     if "LICENSE" not in found:
         raise WheelError(f"{official.name} has no LICENSE", cause="another wheel layout")
-    return found
+    return {f"pytorch/{name}": text for name, text in sorted(found.items())}
 
 
 def assemble(
@@ -74,6 +87,7 @@ def assemble(
     name = f"{_PACKAGE}-{release.patched_version}-{tags}.whl"
     info = f"{_PACKAGE}-{release.patched_version}.dist-info"
     wheel = f"Wheel-Version: 1.0\nGenerator: multiworld\nRoot-Is-Purelib: false\nTag: {tags}\n"
+    licences = {"LICENSE": (REPO / "LICENSE").read_bytes(), **_licences(release, official)}
     sweep(folder / name)
     with atomic_write(folder / name) as part:
         with WheelWriter(part, info) as writer:
@@ -82,11 +96,10 @@ def assemble(
             writer.add(f"{_PACKAGE}/overlay.json", _facts(release, overlay))
             writer.add(f"{_PACKAGE}/lib/{overlay.soname}", overlay.path.read_bytes(), 0o755)
             writer.add(f"{_PACKAGE}.pth", f"import {_PACKAGE}; {_PACKAGE}.install()\n".encode())
-            writer.add(f"{info}/METADATA", _metadata(release))
+            writer.add(f"{info}/METADATA", _metadata(release, licences))
             writer.add(f"{info}/WHEEL", wheel.encode())
-            writer.add(f"{info}/licenses/LICENSE", (REPO / "LICENSE").read_bytes())
-            for licence, text in sorted(_licences(release, official).items()):
-                writer.add(f"{info}/licenses/pytorch/{licence}", text)
+            for licence, text in licences.items():
+                writer.add(f"{info}/licenses/{licence}", text)
             for document, data in documents.items():
                 writer.add(f"{info}/{document}", data)
         check_archive(part)

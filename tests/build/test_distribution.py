@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
+import json
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -11,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import hatch_build
 from build.paths import REPO
 
 if sys.version_info >= (3, 11):
@@ -92,6 +97,30 @@ def test_the_name_is_told_in_one_way() -> None:
         text = path.read_text(encoding="utf-8")
         assert "'multiworld[" not in text, path
         assert "`multiworld[" not in text, path
+
+
+def test_hatchling_can_load_the_hook() -> None:
+    """It executes the file as a module without a name in `sys.modules`, in which e.g. no dataclass can be made."""
+    spec = importlib.util.spec_from_file_location("hook", REPO / "hatch_build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+    assert module.NativeBuildHook.PLUGIN_NAME == "custom"
+
+
+def test_what_the_wheel_says_of_itself(tmp_path: Path) -> None:
+    """Its tag is what its libraries need, no older than torch's own; its SBOM names commit and libraries."""
+    if why := hatch_build.compile_into(REPO, hatch_build.PULSE, library := tmp_path / "libpulse.so"):
+        pytest.skip(why)
+    data, machine = library.read_bytes(), platform.machine()
+    assert hatch_build.platform_tag(data) == f"manylinux_2_17_{machine}"
+    assert hatch_build.platform_tag(data + b"GLIBC_2.32\0GLIBCXX_3.4.29\0") == f"manylinux_2_34_{machine}"
+    assert hatch_build.platform_tag(data + b"GLIBC_2.36\0GLIBCXX_3.4.30\0") == f"manylinux_2_36_{machine}"
+    assert hatch_build.platform_tag(b"libc.musl-x86_64.so.1").startswith("linux_")
+    for root in (REPO, tmp_path):  # a clone, and what was unpacked from a tarball
+        bill = json.loads(hatch_build.bill("it", "1.0", root, {"lib.so": data}))
+        assert ("pedigree" in bill["metadata"]["component"]) == (root / ".git").exists()
+        assert bill["components"][0]["hashes"][0]["content"] == hashlib.sha256(data).hexdigest()
 
 
 def test_ours_alone_says_nothing(tmp_path: Path, ours: Path) -> None:

@@ -47,6 +47,7 @@ def test_there():
 """
 #: Stands in the place of the forge's client: a program that keeps what it was asked for.
 _GH = """#!/bin/sh
+[ "$1" = pr ] || {{ echo "$@" >> '{said}.others'; exit; }}
 printf '%s\\n' "$@" > '{said}.new'
 cat > '{said}.body'
 mv '{said}.new' '{said}'

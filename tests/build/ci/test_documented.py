@@ -25,6 +25,7 @@ _WITHIN = re.compile(r"`((?:nox -|python3? (?:noxfile\.py |-m [^`\s]+ |tools/)|m
 NOT_RUN = {
     "ci/install …": "needs hosts: tests/build/cluster runs it on its own",
     "git clone <this repository> …": "every workflow begins with it",
+    "nox -s wheelhouse -- --mirror": "downloads 3 GB: tests/build/wheelhouse/test_mirror.py makes a small one",
     "nox -s wheelhouse -- --sigstore": "needs the identity of a job that may sign",
     "nox -s build-2.6.0 -- --full …": "needs the CUDA toolkit and hours; --plan runs",
     "nox -s regenerate-patch -- …": "needs a person or the trees of a user: tests/build/porting makes both",

@@ -43,6 +43,7 @@ def test_a_release_appears_and_becomes_a_pull_request(project: Project) -> None:
     assert asked[:2] == ["pr", "create"]
     assert "--draft" not in asked, said
     assert asked[asked.index("--title") + 1] == f"little: PyTorch {NEXT}"
+    assert Path(f"{project.said}.others").read_text() == f"workflow run checks.yml --ref {HEAD}\n"
     body = Path(f"{project.said}.body").read_text()
     assert "all probes did as wanted" in body
     assert "| answer | answer | defect | ok |" in body

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,6 +15,13 @@ import pytest
 from build.bench.wheelhouse import write_release
 
 RELEASE, PYTHONS = "9.1.0", ("3.11", "3.12")
+
+
+@pytest.fixture(autouse=True)
+def _one_second(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """All of a test is published in one second; what it has seen of wheelhouses is its own."""
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", str(int(time.time())))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from build.record import BuildRecord
 from build.wheelhouse.publish import Request, publish
 from tests.build.wheelhouse.conftest import RELEASE, served
 
+OWN = ".".join(map(str, sys.version_info[:2]))
 NAME = "multiworld-torch-overlay"
 _SETTINGS = ("PIP_", "UV_", "HTTP_", "http_", "ALL_PROXY", "all_proxy")
 
@@ -23,7 +24,7 @@ _SETTINGS = ("PIP_", "UV_", "HTTP_", "http_", "ALL_PROXY", "all_proxy")
 @pytest.fixture
 def made(tmp_path: Path) -> BuildRecord:
     """A build for this Python: small wheels, which pip and uv install as they do real ones."""
-    return write_release(tmp_path / "dist", RELEASE, (".".join(map(str, sys.version_info[:2])),))[0]
+    return write_release(tmp_path / "dist", RELEASE, (OWN,))[0]
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -25,10 +26,12 @@ import pytest
 
 from build import cli, paths
 from build.bench.wheelhouse import write_release
-from build.errors import ClaimError, EnvironmentUnfitError, UsageError
+from build.errors import ClaimError, EnvironmentUnfitError, UsageError, WheelError
 from build.paths import REPO
 from build.record import BuildRecord
-from build.wheelhouse.publish import LIST, Request, publish
+from build.wheelhouse.publish import Request, publish
+from build.wheelhouse.trust import LIST
+from build.wheels.archive import WheelWriter, check_archive
 from build.wheeltest import results
 from tests.build.wheelhouse.conftest import PYTHONS, RELEASE
 
@@ -83,7 +86,9 @@ def test_index_and_files_agree(dist: Path) -> None:
                 assert metadata in {archive.read(name) for name in archive.namelist() if name.endswith("/METADATA")}
             assert link["data-requires-python"] == item["requires-python"] == ">=3.8"
             assert place.with_name(place.name + ".provenance").is_file()
-            assert link["data-provenance"] == item["provenance"] == f"../../files/{unquoted(place.name)}.provenance"
+            # Without the address there is no whole link, and clients refuse others.
+            assert "provenance" not in item
+            assert "data-provenance" not in link
     names = [link["href"] for link in links(out / "simple" / "index.html")]
     assert names == ["multiworld-torch-overlay/", "torch/"]
 
@@ -150,6 +155,82 @@ def test_yanked(dist: Path) -> None:
     assert "<li>1 release of PyTorch</li>" in page
 
 
+def test_every_server_can_read_it(dist: Path) -> None:
+    """Whatever the umask was when the wheels were built and now; links become files."""
+    wheel = patched(dist)
+    kept = wheel.rename(dist / "kept")
+    wheel.symlink_to(kept)
+    kept.chmod(0o600)
+    other = patched(dist, PYTHONS[1])
+    other.symlink_to(other.rename(dist / "other"))
+    before = os.umask(0o077)
+    try:
+        publish(Request((dist / RELEASE,), out := dist / "out"))
+    finally:
+        os.umask(before)
+    files = [out, *out.rglob("*")]
+    assert {stat.filemode(path.lstat().st_mode) for path in files} == {"drwxr-xr-x", "-rw-r--r--"}
+    assert (out / "files" / wheel.name).read_bytes() == kept.read_bytes()
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+
+
+def test_files_that_cannot_be_read(dist: Path, tmp_path: Path) -> None:
+    """Each is named; none is waited for."""
+    (odd := tmp_path / "odd").mkdir()
+    os.mkfifo(odd / "x.whl")
+    (odd / "y.whl").symlink_to("nowhere")
+    os.mkfifo(odd / "build-3.11.json")
+    wheel = patched(dist)
+    wheel.with_name(f"{wheel.name}.yanked").write_bytes(b"\xff\xfe")
+    with pytest.raises(ClaimError) as caught:
+        publish(Request((dist / RELEASE, odd), dist / "out"))
+    assert f"{wheel.name}.yanked is not text in UTF-8" in caught.value.what
+    assert f"{odd / 'build-3.11.json'} is not a file that can be read" in caught.value.what
+    (odd / "build-3.11.json").unlink()
+    with pytest.raises(ClaimError) as caught:
+        publish(Request((odd,), dist / "out"))
+    assert "x.whl is not a file that can be read" in caught.value.what
+    assert "y.whl is not a file that can be read" in caught.value.what
+
+
+@pytest.mark.parametrize("name", ["../over.py", "/over.py", "torch/../../over.py", "torch\\..\\over.py", "./over.py"])
+def test_a_wheel_whose_members_leave_it(tmp_path: Path, name: str) -> None:
+    info = "little-1.0.dist-info"
+    with WheelWriter(tmp_path / "little-1.0-py3-none-any.whl", info) as writer:
+        writer.add(f"{info}/METADATA", b"Metadata-Version: 2.4\nName: little\nVersion: 1.0\n")
+        writer.add(f"{info}/WHEEL", b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        writer.add(name, b"")
+    with pytest.raises(ClaimError, match=r"members that leave the wheel: '.*over\.py'"):
+        publish(Request((tmp_path,), tmp_path / "out"))
+    with pytest.raises(WheelError, match="members that leave the wheel"):
+        check_archive(tmp_path / "little-1.0-py3-none-any.whl")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [("--url", "javascript:alert(1)"), ("--url", "example.org"), ("--url", "https://"), ("--assets", "https://x/?a")],
+)
+def test_what_is_no_address(dist: Path, wrong: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["wheelhouse", "--dist", str(dist), *wrong]) == UsageError.exit_code
+    assert f"{wrong[0]} {wrong[1]!r} is not an address" in capsys.readouterr().err
+
+
+def test_how_long_it_lives(dist: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["wheelhouse", "--dist", str(dist), "--days", "9999999"]) == UsageError.exit_code
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "today")
+    assert cli.main(["wheelhouse", "--dist", str(dist)]) == UsageError.exit_code
+    assert capsys.readouterr().err.count("no wheelhouse can live") == 2
+
+
+def test_the_builder_is_the_job(dist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_SERVER_URL", "https://forge.example")
+    monkeypatch.setenv("GITHUB_WORKFLOW_REF", "me/it/.github/workflows/wheels.yml@refs/tags/v1")
+    assert cli.main(["wheelhouse", "--dist", str(dist)]) == 0
+    for path in dist.glob("wheelhouse/files/*.slsa.json"):
+        builder = json.loads(path.read_bytes())["predicate"]["runDetails"]["builder"]
+        assert builder == {"id": "https://forge.example/me/it/.github/workflows/wheels.yml@refs/tags/v1"}
+
+
 def test_all_that_disagrees_is_named_and_nothing_is_published(dist: Path, tmp_path: Path) -> None:
     publish(Request((dist / RELEASE,), out := dist / "out"))
     before = bytes_of(out)
@@ -211,7 +292,10 @@ def test_a_wheel_of_others_is_read_whole(tmp_path: Path, dist: Path) -> None:
     other.mkdir()
     shutil.copy(wheel, other)
     publish(Request((other,), out := dist / "out"))
-    assert not list(out.glob("files/*.provenance"))
+    said = json.loads((out / "files" / f"{wheel.name}.slsa.json").read_bytes())
+    assert said["predicateType"] == "https://docs.pypi.org/attestations/publish/v1"
+    assert said["subject"][0]["digest"]["sha256"] == hashlib.sha256(wheel.read_bytes()).hexdigest()
+    assert cli.main(["verify", str(out / "files" / wheel.name)]) == 0
     assert "no record" in (out / "index.html").read_text()
     with zipfile.ZipFile(wheel) as archive, zipfile.ZipFile(other / wheel.name, "w") as copy:
         for name in archive.namelist():

@@ -90,7 +90,7 @@ def test_what_was_built_holds(
     assert "compiling nccl.cpp" in said, "no unit was compiled again"
     assert "ok: overlay library: the same" in said
     assert "ok: the whole wheel: the same bytes" in said
-    assert "20 claims hold" in said
+    assert "21 claims hold" in said
 
 
 def no_python(python: str) -> Path:
@@ -102,7 +102,7 @@ def test_straight_from_the_results_of_a_build(built: Place, capsys: pytest.Captu
     assert cheap(wheel) == 0
     said = capsys.readouterr().out
     assert "NOT SIGNED" in said
-    assert "13 claims hold; it was NOT built again" in said
+    assert "14 claims hold; it was NOT built again" in said
 
 
 def test_one_byte(wheel: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,12 +126,14 @@ def forged(wheel: Path, change: Callable[[str, bytes], bytes]) -> None:
 
 
 def claim(wheel: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Change the statement about a wheel, without a signature."""
+    """Change the statement about a wheel, all copies of it, without a signature."""
     place = wheel.with_name(wheel.name + attestation.STATEMENT)
     said = json.loads(place.read_bytes())
     change(said)
     signed = attestation.Attestation(json.dumps(said).encode())
+    place.write_bytes(signed.statement)
     wheel.with_name(wheel.name + attestation.SUFFIX).write_bytes(attestation.encode(signed))
+    wheel.with_name(wheel.name + attestation.ENVELOPE).unlink(missing_ok=True)
 
 
 def inner(said: dict[str, Any]) -> dict[str, Any]:
@@ -258,17 +260,33 @@ def test_signatures(wheel: Path, built: Place, tmp_path: Path, capsys: pytest.Ca
         assert cheap(wheel, "--key", public, "--provenance", wheel.with_name(wheel.name + suffix)) == 0
     capsys.readouterr()
     assert cheap(wheel) == 0
-    assert "a key that came with the wheel" in capsys.readouterr().out
+    assert "a key that came with it" in capsys.readouterr().out
     openssl("genpkey", "-algorithm", "ed25519", "-out", tmp_path / "other.pem")
     openssl("pkey", "-in", tmp_path / "other.pem", "-pubout", "-out", tmp_path / "other.pub")
     assert cheap(wheel, "--key", tmp_path / "other.pub") == ClaimError.exit_code
     assert "the first claim that fails is: signature" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("suffix", [attestation.STATEMENT, attestation.ENVELOPE])
+def test_a_copy_that_says_something_else(wheel: Path, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
+    place = wheel.with_name(wheel.name + suffix)
+    text = place.read_bytes()
+    if suffix == attestation.ENVELOPE:
+        whole = json.loads(text)
+        whole["signatures"][0]["sig"] = base64.b64encode(b"\0" * 64).decode()
+        place.write_text(json.dumps(whole))
+    else:
+        place.write_bytes(text.replace(b"9.9.0", b"9.9.1"))
+    assert cheap(wheel) == ClaimError.exit_code
+    said = capsys.readouterr().err
+    assert "the first claim that fails is: copies of the statement\n" in said
+    assert f"{place.name} says something else" in said
+
+
 def test_a_signed_statement_that_was_changed(wheel: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = wheel.with_name(wheel.name + attestation.SUFFIX)
     signed = attestation.decode(place.read_bytes(), "it")
-    changed = signed.statement.replace(b"own-machine", b"our-machine")
+    changed = signed.statement.replace(b"9.9.0", b"9.9.1")
     place.write_bytes(
         attestation.encode(
             attestation.Attestation(changed, signed.publisher, signed.signature, signed.keyid, signed.material)
