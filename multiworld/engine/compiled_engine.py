@@ -10,7 +10,7 @@ import ctypes
 import enum
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -20,6 +20,7 @@ from multiworld.matching.collective_plan import Bytes, Plan
 from multiworld.matching.interface import Matching
 from multiworld.matching.membership import GroupMembers, Membership
 from multiworld.matching.operation import Host, Operation
+from multiworld.matching.protocol import CODES, Mode
 from multiworld.matching.send_receive import (
     End,
     Payload,
@@ -30,6 +31,7 @@ from multiworld.matching.send_receive import (
     refused_send,
 )
 
+T = TypeVar("T", bound=Operation)
 #: a message as the compiled part takes it: whether it is received, peer, key, mode, dtype code, bytes, memory, what
 #: follows it
 _Message = tuple[bool, int, int, int, int, int, int | bytes | None, bytes | None]
@@ -47,10 +49,12 @@ class Outcome(enum.IntEnum):
 class CompiledSend(Operation):
     """A send that is under way in the compiled engine."""
 
-    def __init__(self, engine: CompiledEngine, name: str, peer: int, signature: Signature, keep: Any) -> None:
+    def __init__(
+        self, engine: CompiledEngine, name: str, peer: int, signature: Signature | None, keep: Any, number: int = 0
+    ) -> None:
         super().__init__(engine, name, keep)
         self.engine, self.peer, self.signature = engine, peer, signature
-        self.number = 0
+        self.number = number
 
     def settle(self) -> None:
         """Take over its outcome, if there is one."""
@@ -62,7 +66,7 @@ class CompiledSend(Operation):
 
     def differs(self, peer: int, theirs: Signature) -> MultiWorldError:
         """Make the error of a receive that is for something else."""
-        return refused_send(self, peer, self.signature, theirs)
+        return refused_send(self, peer, self.signature or _plain_signature(self.keep), theirs)
 
     def fail(self, error: MultiWorldError) -> None:
         self.settle()  # it may have ended well, and nobody have looked yet
@@ -90,11 +94,17 @@ class CompiledReceive(Received):
     """A receive that is under way in the compiled engine, from ``peers`` or the one of them that sends first."""
 
     def __init__(
-        self, engine: CompiledEngine, name: str, peers: tuple[int, ...], signature: Signature, keep: Any
+        self,
+        engine: CompiledEngine,
+        name: str,
+        peers: tuple[int, ...],
+        signature: Signature | None,
+        keep: Any,
+        number: int = 0,
     ) -> None:
-        super().__init__(engine, name, keep, signature[1])
+        super().__init__(engine, name, keep)
         self.engine, self.peers, self.signature = engine, peers, signature
-        self.number = 0
+        self.number = number
 
     def settle(self) -> None:
         """Take over its outcome, if there is one."""
@@ -109,7 +119,7 @@ class CompiledReceive(Received):
 
     def differs(self, peer: int, theirs: Signature) -> MultiWorldError:
         """Make the error of a message that is something else."""
-        return refused_receive(self, peer, self.signature, theirs)
+        return refused_receive(self, peer, self.signature or _plain_signature(self.keep), theirs)
 
     def fail(self, error: MultiWorldError) -> None:
         self.settle()
@@ -192,11 +202,21 @@ class CompiledCollective(CollectiveOperation):
 Compiled = CompiledSend | CompiledReceive | CompiledCollective
 
 
+def _plain_signature(tensor: torch.Tensor) -> Signature:
+    return Mode.FIXED, CODES[tensor.dtype], tensor.nbytes
+
+
 def settle(operation: Compiled) -> None:
     """Take over the outcome of an operation, if there is one."""
     if operation.done or not operation.number:
         return
-    outcome, peer, *theirs = operation.engine.outcome(operation.number)
+    take_over(operation, *operation.engine.outcome(operation.number))
+
+
+def take_over(operation: Compiled, outcome: int, peer: int, *theirs: int) -> None:
+    """Take over this outcome, unless there is one by now."""
+    if operation.done:
+        return
     if outcome == Outcome.DONE:
         operation.finished(peer)
     elif outcome == Outcome.MISMATCH:
@@ -270,6 +290,27 @@ class CompiledEngine(Matching):
             kept = self.departed and self.native is not None and self.native.keeps(peer, key)
             if self.register(operation, () if kept else (peer,)):
                 self._start(operation, message)
+        return operation
+
+    def send_plain(self, name: str, peer: int, key: int, tensor: torch.Tensor) -> CompiledSend | None:
+        with self.lock:
+            number = self._start_plain(False, peer, key, tensor)
+            return None if not number else self._begun(CompiledSend(self, name, peer, None, tensor, number))
+
+    def receive_plain(self, name: str, peer: int, key: int, tensor: torch.Tensor) -> CompiledReceive | None:
+        with self.lock:
+            number = self._start_plain(True, peer, key, tensor)
+            return None if not number else self._begun(CompiledReceive(self, name, (peer,), None, tensor, number))
+
+    def _start_plain(self, receives: bool, peer: int, key: int, tensor: torch.Tensor) -> int | None:
+        """Start it, unless there is something to be said that the general way says."""
+        if self.failure is not None or self.departed or self.native is None:
+            return None
+        return self.native.start_tensor(receives, peer, key, tensor)  # type: ignore[no-any-return]
+
+    def _begun(self, operation: T) -> T:
+        self.operations.add(operation)
+        self.counts[operation.name] += 1
         return operation
 
     def receive_any(
@@ -365,7 +406,7 @@ class CompiledEngine(Matching):
 
     def outcome(self, number: int) -> tuple[int, ...]:
         """Its outcome, and what the peer has instead."""
-        return (Outcome.PENDING,) if self.native is None else self.native.outcome(number)
+        return (Outcome.PENDING, -1) if self.native is None else self.native.outcome(number)
 
     def received(self, number: int) -> Any:
         """What it got in memory of the engine's own."""

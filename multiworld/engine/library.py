@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Final
 
 import torch
@@ -39,13 +40,25 @@ def compiled() -> Any:
     return None if choice() == "python" else _module
 
 
+def know_plain_tensors(
+    types: Iterable[type], kind_of: Callable[[torch.Tensor], Hashable], kinds: dict[Hashable, bool]
+) -> None:
+    """Tell the compiled module which tensors it may take as they are.
+
+    Args:
+        types: of tensors whose class changes nothing.
+        kind_of: tells kinds of tensors apart.
+        kinds: those that were seen to be plain, True for those on the CPU; it grows.
+    """
+    if _module is not None:
+        _module.setup(dict.fromkeys(types, True), kind_of, kinds, CODES)
+
+
 def _load() -> Any:
     try:
-        module = importlib.import_module("multiworld._engine")
+        return importlib.import_module("multiworld._engine")
     except ImportError:
         return None
-    module.setup(torch.Tensor, torch.nn.Parameter, CODES, torch.strided)
-    return module
 
 
 _module: Final = _load()

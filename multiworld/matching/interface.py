@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
+
 from multiworld.errors import BrokenWorldException
 from multiworld.matching.collective_plan import Plan
 from multiworld.matching.device import Device
@@ -59,6 +61,14 @@ class Matching(Registry, ABC):
         self, name: str, peer: int, key: int, signature: Signature, view: View, keep: Any, end: End = None
     ) -> Received:
         """Start a receive into ``view``, the memory of ``keep``, or into memory that is found when it comes."""
+
+    def send_plain(self, name: str, peer: int, key: int, tensor: torch.Tensor) -> Operation | None:  # noqa: ARG002
+        """Start to send ``tensor`` if this engine can tell by itself that it is plain; else return None."""
+        return None
+
+    def receive_plain(self, name: str, peer: int, key: int, tensor: torch.Tensor) -> Received | None:  # noqa: ARG002
+        """Start to receive into ``tensor`` if this engine can tell by itself that it is plain; else return None."""
+        return None
 
     @abstractmethod
     def receive_any(

@@ -13,7 +13,13 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from multiworld.engine.compiled_engine import CompiledEngine
+from multiworld.engine.compiled_engine import (
+    CompiledCollective,
+    CompiledEngine,
+    CompiledReceive,
+    CompiledSend,
+    take_over,
+)
 from multiworld.errors import BrokenWorldException, LossReason
 from multiworld.matching.operation import BatchOperation, Operation
 from multiworld.process.torch_modes import torch_modes_active, without_torch_modes
@@ -65,21 +71,22 @@ class CompiledBridge(LoopTie):
 
     def wait(self, operation: Operation) -> None:
         """Move the data in the calling thread until ``operation`` is done."""
-        if isinstance(operation, BatchOperation):
+        native = self._native
+        if native is not None and isinstance(operation, CompiledSend | CompiledReceive) and operation.number:
+            while not operation.done:
+                outcome = native.wait(operation.number, math.inf)
+                with self._owner.lock:
+                    take_over(operation, *outcome)
+        elif native is not None and isinstance(operation, CompiledCollective) and operation.number:
+            while not operation.done:
+                native.wait(operation.number, math.inf)
+                with _outside_of_modes(), self._owner.lock:
+                    operation.settle()
+        elif isinstance(operation, BatchOperation):
             for one in operation.operations:
                 self.wait(one)
-            return
-        number, native = getattr(operation, "number", 0), self._native
-        if not number or native is None:
+        else:
             self._sleep(operation)
-            return
-        while not operation.done:
-            native.wait(number, math.inf)
-            self._settle(operation)
-
-    def _settle(self, operation: Any) -> None:
-        with _outside_of_modes(), self._owner.lock:
-            operation.settle()
 
     def _sleep(self, operation: Operation) -> None:
         """Wait for what others end: work of the backend, or the world."""

@@ -14,6 +14,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from multiworld.config import whole_number
+from multiworld.engine.library import know_plain_tensors
 from multiworld.errors import InvalidArgument
 from multiworld.matching.protocol import CODES
 from multiworld.tensors.kinds import LAZY, PLAIN, PLAIN_TYPES, Form, key_set, kind_of
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 _tells_owner = hasattr(torch.UntypedStorage, "resizable")
 #: sets of dispatch keys of plain tensors, as they come by; True if on the CPU, where the memory is looked at, too
 _plain: dict[Hashable, bool] = {}
+know_plain_tensors(PLAIN_TYPES, key_set, _plain)
 
 
 def check_tensor(group: GroupMembers, operation: str, tensor: torch.Tensor) -> int:

@@ -1,8 +1,8 @@
 // The binding: `multiworld._engine`, on the stable ABI of CPython 3.10, so that one file serves every later version.
 //
-// Tensors are looked at by their attributes; nothing of libtorch is used. What is not plain - contiguous, strided, dense, on the
-// CPU, of a dtype that has a code - is Python's to refuse or to prepare. The lock of the interpreter is given up for all that
-// may take time.
+// Tensors are looked at as Python's own checks do; nothing of libtorch is used. What is not plain - of a kind that these
+// checks have seen to be plain, contiguous, of a dtype that has a code, in a storage that is there - is Python's to refuse or
+// to prepare. The lock of the interpreter is given up for all that may take time.
 #include <cerrno>
 #include <ctime>
 #include <map>
@@ -16,8 +16,9 @@ using namespace multiworld;
 
 namespace {
 
-PyObject *tensor_type, *parameter_type, *codes, *strided;
-enum Name { n_dtype, n_layout, n_is_cpu, n_is_contiguous, n_is_conj, n_is_neg, n_requires_grad, n_data_ptr, n_nbytes, n_count };
+// What `setup` was given, see there.
+PyObject *plain_types, *kind_of, *plain_kinds, *codes;
+enum Name { n_dtype, n_is_contiguous, n_data_ptr, n_nbytes, n_untyped_storage, n_resizable, n_count };
 PyObject* names[n_count];
 
 struct EngineObject {
@@ -61,13 +62,22 @@ bool count_is(Py_ssize_t count, Py_ssize_t wanted) {
 
 uint64_t number(PyObject* object) { return PyLong_AsUnsignedLongLong(object); }
 
-// Whether an attribute, or what a method returns, is True; -1 on error.
-int truth(PyObject* found) {
-  if (!found) return -1;
-  int is = found == &_Py_TrueStruct;
-  Py_DecRef(found);
-  return is;
-}
+// A reference of our own.
+class Ref {
+ public:
+  explicit Ref(PyObject* object) : object_(object) {}
+  ~Ref() { Py_DecRef(object_); }
+  Ref(const Ref&) = delete;
+  PyObject* get() const { return object_; }
+  explicit operator bool() const { return object_; }
+  bool is_true() const { return object_ == &_Py_TrueStruct; }
+  uint64_t number() const { return object_ ? PyLong_AsUnsignedLongLong(object_) : 0; }
+
+ private:
+  PyObject* object_;
+};
+
+PyObject* call(PyObject* object, Name method) { return PyObject_CallMethodObjArgs(object, names[method], nullptr); }
 
 struct Plain {
   uint8_t code = 0;
@@ -75,42 +85,30 @@ struct Plain {
   uint64_t nbytes = 0;
 };
 
-// Whether a tensor is plain: 1, 0, or -1 on error. One that is written must not require a gradient.
-int plain(PyObject* tensor, bool written, Plain& found) {
-  PyObject* type = type_of(tensor);
-  if (type != tensor_type && type != parameter_type) return 0;
-  PyObject* dtype = PyObject_GetAttr(tensor, names[n_dtype]);
-  if (!dtype) return -1;
-  PyObject* code = PyDict_GetItemWithError(codes, dtype);
-  Py_DecRef(dtype);
-  if (!code) return PyErr_Occurred() ? -1 : 0;
+// Whether a tensor is plain. Memory that is written must be torch's own: another's may be read-only.
+bool is_plain(PyObject* tensor, bool written, Plain& found) {
+  if (PyDict_GetItemWithError(plain_types, type_of(tensor)) == nullptr) return false;
+  Ref kind(PyObject_CallFunctionObjArgs(kind_of, tensor, nullptr));
+  if (!kind || PyDict_GetItemWithError(plain_kinds, kind.get()) != &_Py_TrueStruct) return false;
+  if (!Ref(call(tensor, n_is_contiguous)).is_true()) return false;
+  Ref dtype(PyObject_GetAttr(tensor, names[n_dtype]));
+  PyObject* code = dtype ? PyDict_GetItemWithError(codes, dtype.get()) : nullptr;
+  Ref storage(code ? call(tensor, n_untyped_storage) : nullptr);
+  if (!storage || (written && !Ref(call(storage.get(), n_resizable)).is_true())) return false;
   found.code = uint8_t(PyLong_AsLong(code));
-  PyObject* layout = PyObject_GetAttr(tensor, names[n_layout]);
-  if (!layout) return -1;
-  Py_DecRef(layout);
-  if (layout != strided) return 0;
-  int is = truth(PyObject_GetAttr(tensor, names[n_is_cpu]));
-  if (is == 1) is = truth(PyObject_CallMethodObjArgs(tensor, names[n_is_contiguous], nullptr));
-  for (Name no : {n_is_conj, n_is_neg}) {
-    if (is != 1) return is;
-    is = truth(PyObject_CallMethodObjArgs(tensor, names[no], nullptr));
-    if (is >= 0) is = !is;
-  }
-  if (is == 1 && written) {
-    is = truth(PyObject_GetAttr(tensor, names[n_requires_grad]));
-    if (is >= 0) is = !is;
-  }
-  if (is != 1) return is;
-  PyObject* nbytes = PyObject_GetAttr(tensor, names[n_nbytes]);
-  if (!nbytes) return -1;
-  found.nbytes = number(nbytes);
-  Py_DecRef(nbytes);
-  PyObject* data = PyObject_CallMethodObjArgs(tensor, names[n_data_ptr], nullptr);
-  if (!data) return -1;
-  found.data = static_cast<char*>(PyLong_AsVoidPtr(data));
-  Py_DecRef(data);
-  if (PyErr_Occurred()) return -1;
-  return found.data || !found.nbytes;  // one that is fake, or has no storage, has no memory
+  found.nbytes = Ref(PyObject_GetAttr(tensor, names[n_nbytes])).number();
+  uint64_t address = Ref(call(tensor, n_data_ptr)).number();
+  uint64_t begin = Ref(call(storage.get(), n_data_ptr)).number();
+  uint64_t length = Ref(call(storage.get(), n_nbytes)).number();
+  found.data = reinterpret_cast<char*>(address);
+  // A storage that was resized is no longer what the tensor says.
+  return !PyErr_Occurred() && (!found.nbytes || (begin && address + found.nbytes <= begin + length));
+}
+
+bool plain(PyObject* tensor, bool written, Plain& found) {
+  bool is = is_plain(tensor, written, found);
+  PyErr_Clear();  // Python's checks will say it better
+  return is;
 }
 
 int64_t deadline(PyObject* seconds) {
@@ -150,50 +148,29 @@ PyObject* outcome_of(Engine& engine, uint64_t id) {
                        static_cast<unsigned long long>(theirs.nbytes));
 }
 
-// The same, and let go of it. What is not done is withdrawn.
-PyObject* outcome_and_end(Engine& engine, uint64_t id) {
-  PyObject* outcome = outcome_of(engine, id);
-  unlocked([&] {
-    engine.take(id);
-    engine.withdraw(id);
-    return 0;
-  });
-  return outcome;
-}
-
+// setup(types, kind_of, kinds, codes): the types of tensors that may be plain, as keys; the function that tells kinds apart;
+// the kinds that were seen to be plain, True for those on the CPU; the code of each dtype.
 PyObject* setup(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!count_is(count, 4)) return nullptr;
-  const char* texts[n_count] = {"dtype",   "layout", "is_cpu",        "is_contiguous", "is_conj",
-                                "is_neg", "requires_grad", "data_ptr", "nbytes"};
+  const char* texts[n_count] = {"dtype", "is_contiguous", "data_ptr", "nbytes", "untyped_storage", "resizable"};
   for (int i = 0; i < n_count; i++) names[i] = PyUnicode_InternFromString(texts[i]);
   for (int i = 0; i < 4; i++) Py_IncRef(args[i]);
-  tensor_type = args[0], parameter_type = args[1], codes = args[2], strided = args[3];
+  plain_types = args[0], kind_of = args[1], plain_kinds = args[2], codes = args[3];
   return none();
 }
 
-// send(peer, key, tensor, seconds), recv(...): None if the tensor is not plain, else the outcome. One that is not done by then is
-// withdrawn.
-template <bool receives>
-PyObject* whole(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+// start_tensor(receives, peer, key, tensor): the number of the operation; None if the tensor is not plain.
+PyObject* start_tensor(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   Engine* engine = engine_of(self);
   if (!engine || !count_is(count, 4)) return nullptr;
-  int peer = int(PyLong_AsLong(args[0]));
-  uint64_t key = number(args[1]);
-  int64_t until = deadline(args[3]);
+  bool receives = args[0] == &_Py_TrueStruct;
+  int peer = int(PyLong_AsLong(args[1]));
+  uint64_t key = number(args[2]);
+  if (PyErr_Occurred()) return nullptr;
   Plain tensor;
-  int is = PyErr_Occurred() ? -1 : plain(args[2], receives, tensor);
-  if (is < 0) return nullptr;
-  if (!is) return none();
+  if (!plain(args[3], receives, tensor)) return none();
   Message message{receives, peer, key, {mode_fixed, tensor.code, tensor.nbytes}, tensor.data, {}, true};
-  uint64_t id = 0;
-  bool done = unlocked([&] {
-    id = engine->start(message);
-    bool interrupted = false;
-    return engine->wait(id, until, &interrupted) || !interrupted;
-  });
-  if (!done && !heeded(*engine, id)) return nullptr;
-  if (!done && !waited(*engine, id, until)) return nullptr;
-  return outcome_and_end(*engine, id);
+  return PyLong_FromUnsignedLongLong(unlocked([&] { return engine->start(message); }));
 }
 
 // A message as Python says it: (receives, peer, key, mode, dtype, nbytes, data, tail). `data` is the address of the caller's
@@ -544,8 +521,7 @@ struct Guarded<function> {
   {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&Guarded<function>::call)), METH_FASTCALL, nullptr}
 #define PLAIN(name, function, flags) {name, &Guarded<function>::call, flags, nullptr}
 PyMethodDef engine_methods[] = {
-    FAST("send", whole<false>),
-    FAST("recv", whole<true>),
+    FAST("start_tensor", start_tensor),
     PLAIN("start", start, METH_O),
     PLAIN("start_all", start_all, METH_O),
     FAST("start_any", start_any),

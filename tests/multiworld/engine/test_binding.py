@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from engine.conftest import see_plain
 
 from multiworld.matching.protocol import CODES, HEADER, Kind, Mode
 from multiworld.transport.descriptors import open_numbers
@@ -78,6 +79,22 @@ def start_recv(engine: Any, peer: int, key: int, tensor: torch.Tensor) -> int:
     return engine.start((True, peer, key, 0, CODES[tensor.dtype], tensor.nbytes, tensor.data_ptr(), None))  # type: ignore[no-any-return]
 
 
+def send(engine: Any, peer: int, key: int, tensor: torch.Tensor, seconds: float) -> Any:
+    return _over(engine, start_send(engine, peer, key, tensor), seconds)
+
+
+def recv(engine: Any, peer: int, key: int, tensor: torch.Tensor, seconds: float) -> Any:
+    return _over(engine, start_recv(engine, peer, key, tensor), seconds)
+
+
+def _over(engine: Any, number: int, seconds: float) -> Any:
+    """The outcome of an operation; one that is late is withdrawn."""
+    outcome = engine.wait(number, seconds)
+    engine.take(number)
+    engine.withdraw(number)
+    return outcome
+
+
 def frame(kind: int, dtype: int = 0, flags: int = 0, seq: int = 0, key: int = 0, nbytes: int = 0) -> bytes:
     return HEADER.pack(kind, dtype, flags, seq, key, nbytes)
 
@@ -91,7 +108,7 @@ def events_of(engine: Any) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("count", [0, 1, 1000, 300_000, 5_000_000])
 def test_a_message_arrives_whole(two: Two, count: int) -> None:
     sent, got = torch.arange(count, dtype=torch.float32), torch.full((count,), -1.0)
-    ends = two.run(lambda: two.a.send(1, 7, sent, SECONDS), lambda: two.b.recv(0, 7, got, SECONDS))
+    ends = two.run(lambda: send(two.a, 1, 7, sent, SECONDS), lambda: recv(two.b, 0, 7, got, SECONDS))
     assert [end[0] for end in ends] == [DONE, DONE]
     assert torch.equal(sent, got)
 
@@ -103,7 +120,7 @@ def test_messages_of_one_key_keep_their_order_and_keys_do_not_wait_for_each_othe
         for number, expected in zip(numbers[key], sent[key], strict=True):
             got = torch.zeros(1)
             ends = two.run(
-                lambda got=got, key=key: two.b.recv(0, key, got, SECONDS),
+                lambda got=got, key=key: recv(two.b, 0, key, got, SECONDS),
                 lambda number=number: two.a.wait(number, SECONDS),
             )
             assert [end[0] for end in ends] == [DONE, DONE]
@@ -111,7 +128,9 @@ def test_messages_of_one_key_keep_their_order_and_keys_do_not_wait_for_each_othe
 
 
 def test_other_lengths_and_dtypes_are_a_mismatch_for_both_and_the_world_goes_on(two: Two) -> None:
-    ends = two.run(lambda: two.a.send(1, 7, torch.zeros(2), SECONDS), lambda: two.b.recv(0, 7, torch.zeros(3), SECONDS))
+    ends = two.run(
+        lambda: send(two.a, 1, 7, torch.zeros(2), SECONDS), lambda: recv(two.b, 0, 7, torch.zeros(3), SECONDS)
+    )
     assert [(end[0], end[4]) for end in ends] == [(MISMATCH, 12), (MISMATCH, 8)]
     test_a_message_arrives_whole(two, 10)
 
@@ -128,20 +147,36 @@ def test_other_lengths_and_dtypes_are_a_mismatch_for_both_and_the_world_goes_on(
     ids=["strides", "conjugate", "meta", "sparse", "subclass"],
 )
 def test_what_is_not_plain_is_left_to_python(two: Two, unusual: torch.Tensor) -> None:
-    assert two.a.send(1, 7, unusual, SECONDS) is None
-    assert two.a.recv(1, 7, unusual, SECONDS) is None
+    assert two.a.start_tensor(False, 1, 7, unusual) is None
+    assert two.a.start_tensor(True, 1, 7, unusual) is None
 
 
-def test_what_needs_a_gradient_is_sent_and_not_written(two: Two) -> None:
-    leaf = torch.zeros(2, requires_grad=True)
-    assert two.a.recv(1, 7, leaf, SECONDS) is None
-    two.a.withdraw(start_send(two.a, 1, 7, leaf))
+def test_what_is_plain_needs_no_check_of_pythons(two: Two) -> None:
+    sent, got = torch.nn.Parameter(torch.tensor([3.0])), torch.zeros(2, 1)[1]
+    for tensor in (sent, got):
+        see_plain(tensor)
+    numbers = two.a.start_tensor(False, 1, 7, sent), two.b.start_tensor(True, 0, 7, got)
+    two.run(lambda: two.a.wait(numbers[0], SECONDS), lambda: two.b.wait(numbers[1], SECONDS))
+    assert got.item() == 3.0
+
+
+@pytest.mark.parametrize("receives", [False, True])
+def test_memory_that_is_not_there_is_left_to_python(two: Two, receives: bool) -> None:
+    resized = torch.zeros(100)
+    resized.untyped_storage().resize_(8)
+    assert two.a.start_tensor(receives, 1, 7, resized) is None
+
+
+def test_memory_that_may_be_read_only_is_left_to_python(two: Two) -> None:
+    foreign = torch.frombuffer(bytearray(8), dtype=torch.uint8)
+    assert two.a.start_tensor(True, 1, 7, foreign) is None
+    assert two.a.start_tensor(False, 1, 7, foreign)
 
 
 def test_a_withdrawn_receive_leaves_its_message_for_the_next(two: Two) -> None:
     first, second = torch.zeros(1), torch.zeros(1)
     two.b.withdraw(start_recv(two.b, 0, 7, first))
-    ends = two.run(lambda: two.a.send(1, 7, torch.tensor([5.0]), SECONDS), lambda: two.b.recv(0, 7, second, SECONDS))
+    ends = two.run(lambda: send(two.a, 1, 7, torch.tensor([5.0]), SECONDS), lambda: recv(two.b, 0, 7, second, SECONDS))
     assert [end[0] for end in ends] == [DONE, DONE]
     assert (first.item(), second.item()) == (0.0, 5.0)
 
@@ -167,14 +202,14 @@ def test_a_wait_ends_at_its_deadline_and_the_operation_goes_on(two: Two) -> None
     got = torch.zeros(1)
     number = start_recv(two.b, 0, 7, got)
     assert two.b.wait(number, 0.05)[0] == PENDING
-    assert two.run(lambda: two.a.send(1, 7, torch.ones(1), SECONDS), lambda: two.b.wait(number, SECONDS))[1][0] == DONE
+    assert two.run(lambda: send(two.a, 1, 7, torch.ones(1), SECONDS), lambda: two.b.wait(number, SECONDS))[1][0] == DONE
     assert got.item() == 1.0
 
 
 def test_a_whole_call_that_is_too_late_is_withdrawn(two: Two) -> None:
     late, again = torch.zeros(1), torch.zeros(1)
-    assert two.b.recv(0, 7, late, 0.05)[0] == PENDING
-    ends = two.run(lambda: two.a.send(1, 7, torch.ones(1), SECONDS), lambda: two.b.recv(0, 7, again, SECONDS))
+    assert recv(two.b, 0, 7, late, 0.05)[0] == PENDING
+    ends = two.run(lambda: send(two.a, 1, 7, torch.ones(1), SECONDS), lambda: recv(two.b, 0, 7, again, SECONDS))
     assert [end[0] for end in ends] == [DONE, DONE]
     assert (late.item(), again.item()) == (0.0, 1.0)
 
@@ -182,10 +217,10 @@ def test_a_whole_call_that_is_too_late_is_withdrawn(two: Two) -> None:
 def test_a_message_that_came_and_is_not_taken_can_be_given_back(two: Two) -> None:
     first, second = torch.zeros(1), torch.zeros(1)
     number = start_recv(two.b, 0, 7, first)
-    ends = two.run(lambda: two.a.send(1, 7, torch.ones(1), SECONDS), lambda: two.b.wait(number, SECONDS))
+    ends = two.run(lambda: send(two.a, 1, 7, torch.ones(1), SECONDS), lambda: two.b.wait(number, SECONDS))
     assert [end[0] for end in ends] == [DONE, DONE]
     two.b.withdraw(number)
-    assert two.b.recv(0, 7, second, SECONDS)[0] == DONE
+    assert recv(two.b, 0, 7, second, SECONDS)[0] == DONE
     assert second.item() == 1.0
 
 
@@ -293,8 +328,8 @@ def test_a_world_that_ends_in_order_can_be_cut(bare: Two) -> None:
 
 def test_threads_that_wait_at_once_pass_the_lead_on(two: Two) -> None:
     got = [torch.zeros(1) for _ in range(8)]
-    receives = [lambda key=key: two.b.recv(0, key, got[key], SECONDS)[0] for key in range(8)]
-    sends = [lambda key=key: two.a.send(1, key, torch.tensor([float(key)]), SECONDS)[0] for key in reversed(range(8))]
+    receives = [lambda key=key: recv(two.b, 0, key, got[key], SECONDS)[0] for key in range(8)]
+    sends = [lambda key=key: send(two.a, 1, key, torch.tensor([float(key)]), SECONDS)[0] for key in reversed(range(8))]
     assert two.run(*receives, *sends) == [DONE] * 16
     assert [value.item() for value in got] == list(map(float, range(8)))
 
@@ -336,7 +371,7 @@ def test_a_signal_handler_that_raises_ends_the_wait_and_its_operation(two: Two) 
     try:
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
         with pytest.raises(HandlerError):
-            two.b.recv(0, 7, torch.zeros(1), SECONDS)
+            recv(two.b, 0, 7, torch.zeros(1), SECONDS)
     finally:
         signal.signal(signal.SIGUSR1, before)
     test_a_message_arrives_whole(two, 1)
@@ -347,8 +382,8 @@ def test_a_signal_handler_that_returns_ends_no_wait(two: Two) -> None:
     before = signal.signal(signal.SIGUSR1, lambda number, _: came.append(number))
     try:
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
-        threading.Timer(0.5, lambda: two.a.send(1, 7, torch.ones(1), SECONDS)).start()
-        assert two.b.recv(0, 7, torch.zeros(1), SECONDS)[0] == DONE
+        threading.Timer(0.5, lambda: send(two.a, 1, 7, torch.ones(1), SECONDS)).start()
+        assert recv(two.b, 0, 7, torch.zeros(1), SECONDS)[0] == DONE
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert came == [signal.SIGUSR1]
@@ -369,7 +404,7 @@ def test_a_signal_that_interrupts_no_call_of_the_waiting_thread_is_seen(two: Two
     try:  # the other thread takes the signal; Python's handler runs in this one, once it looks
         threading.Timer(0.2, signal.pthread_kill, (other.ident, signal.SIGUSR1)).start()
         with pytest.raises(HandlerError):
-            two.b.recv(0, 7, torch.zeros(1), SECONDS)
+            recv(two.b, 0, 7, torch.zeros(1), SECONDS)
     finally:
         signal.signal(signal.SIGUSR1, before)
         over.set()
@@ -377,10 +412,10 @@ def test_a_signal_that_interrupts_no_call_of_the_waiting_thread_is_seen(two: Two
 
 @pytest.mark.parametrize("orderly", [False, True])
 def test_the_end_of_a_world_ends_every_wait(two: Two, orderly: bool) -> None:
-    waits = [lambda key=key: two.b.recv(0, key, torch.zeros(1), SECONDS)[0] for key in range(3)]
+    waits = [lambda key=key: recv(two.b, 0, key, torch.zeros(1), SECONDS)[0] for key in range(3)]
     threading.Timer(0.2, two.b.end, (orderly,)).start()
     assert two.run(*waits) == [ENDED] * 3
-    assert two.b.recv(0, 7, torch.zeros(1), SECONDS)[0] == ENDED
+    assert recv(two.b, 0, 7, torch.zeros(1), SECONDS)[0] == ENDED
 
 
 def test_the_end_of_a_lane_is_told(bare: Two) -> None:
@@ -454,7 +489,7 @@ def test_a_forked_child_holds_no_connection_and_is_told_that_it_is_no_member(bar
 
 def _look_in_child(bare: Two, memory: torch.Tensor, descriptors: list[int]) -> int:
     """Return 0 if nothing is open and nothing may be called."""
-    calls = (bare.a.progress, bare.a.flush, bare.a.readable, lambda: bare.a.recv(1, 7, memory, SECONDS))
+    calls = (bare.a.progress, bare.a.flush, bare.a.readable, lambda: recv(bare.a, 1, 7, memory, SECONDS))
     for call in (*calls, *(lambda fd=fd: os.fstat(fd) for fd in descriptors)):
         try:
             call()
