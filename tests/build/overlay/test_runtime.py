@@ -162,7 +162,7 @@ def test_an_overlay_needs_no_newer_system_than_the_wheel(
 
 @pytest.mark.parametrize("old", [False, True], ids=["this C library", "an old C library"])
 def test_what_replaces_newer_functions_behaves(tmp_path: Path, old: bool) -> None:
-    system = prepare(toolchain.find(9), [], tmp_path)
+    system = prepare(toolchain.find(9), [])
     lt.write(tmp_path, {"modern.cpp": MODERN, "main.cpp": _MAIN + (_OLD if old else "")})
     # The stubs come with the names of the real libraries, which are loaded when the program runs.
     options = ["-std=c++17", "-O2", "-fPIC", "-DNDEBUG", *system[:-1], "-lstdc++", "-lm", "-lgcc_s", "-lc"]
