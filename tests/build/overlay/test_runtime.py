@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from build.overlay import checks, link, toolchain
+from build.overlay import checks, link, runtime, toolchain
 from build.overlay.build import build_overlay
 from build.overlay.runtime import Export, beyond, ceiling, choose, parse, prepare
 from build.wheels.platforms import platform_tag
@@ -158,6 +158,20 @@ def test_an_overlay_needs_no_newer_system_than_the_wheel(
     assert any(name.startswith("pthread_") for name in beyond(plain, limit))
     tags = [tuple(map(int, platform_tag(path).split("_")[1:3])) for path in (made.path, plain)]
     assert tags[0] < tags[1]
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_it_is_made_once_for_wheels_of_one_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise AssertionError("it is made again")
+
+    tools = toolchain.find(9)
+    made = prepare(tools, [])
+    monkeypatch.setattr(runtime, "make", fails)
+    assert prepare(tools, []) == made
+    monkeypatch.setitem(runtime._OLDEST, "GLIBC", (2, 28))
+    with pytest.raises(AssertionError, match="made again"):
+        prepare(tools, [])
 
 
 @pytest.mark.parametrize("old", [False, True], ids=["this C library", "an old C library"])
