@@ -30,6 +30,7 @@ KINDS = {
     "objects": "compiled units",
     "port": "checkouts of ports, with your edits",
     "porting-bench/stacks": "patch stacks of the porting bench",
+    "runtime": "libraries that overlays are linked against",
     "sources": "source trees of releases",
     "stock": "outcomes of stock wheels",
     "toolchains": "CUDA compilers, of the index or conda",

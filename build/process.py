@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import subprocess
+import sysconfig
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -194,6 +195,7 @@ def run_together(tasks: Sequence[Callable[[], T]], most: int | None = None) -> l
 
     A failure or Ctrl-C ends all commands.
     """
+    sysconfig.get_config_vars()  # older Pythons show it half made to a second thread that asks, as uv's package does
     with ThreadPoolExecutor(most or len(tasks)) as pool:
         futures = [pool.submit(task) for task in tasks]
         try:

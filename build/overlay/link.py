@@ -180,7 +180,7 @@ def _command(inputs: Inputs, objects: Sequence[Path], folder: Path, target: Path
     line += ["-Wl,-z,defs", "-Wl,-z,relro", "-Wl,--build-id=sha1", f"-Wl,-soname,{soname(inputs.release)}"]
     line += ["-Wl,--disable-new-dtags", f"-Wl,-rpath,{rpath}"]
     line += [f"-Wl,-rpath-link,{inputs.lib}", "-Wl,--no-as-needed", *libraries, "-Wl,--as-needed", *stubs]
-    line += prepare(inputs.toolchain, [inputs.lib / name for name in LIBRARIES], folder)
+    line += prepare(inputs.toolchain, [inputs.lib / name for name in LIBRARIES])
     # Not for its symbols: as a dependency of the overlay, libtorch_python looks symbols up in the overlay's scope,
     # overlay first, and the process gets no global symbols.
     return [*line, "-Wl,--no-as-needed", _bindings(inputs, objects, folder)]

@@ -9,15 +9,19 @@ version, and the platform tag tells.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from build.overlay.symbols import dynamic, names
 from build.overlay.toolchain import Toolchain, make, run_compiler
+from build.paths import cache
 from build.process import run
+from build.seals import built, sha256_of
 
 #: Libraries of the system that host code of PyTorch uses.
 _SYSTEM = (
@@ -33,6 +37,7 @@ _SYSTEM = (
 #: What every system of manylinux2014 has: PyTorch's wheels were never built for an older one.
 _OLDEST = {"GLIBC": (2, 17), "GLIBCXX": (3, 4, 19), "CXXABI": (1, 3, 7), "GCC": (4, 8, 0)}
 _COMPAT = Path(__file__).with_name("native") / "compat"
+_ARCHIVE = "libcompat.a"
 _SECTIONS = {"TLS": '.section .tbss,"awT",@nobits', "OBJECT": ".bss"}
 _TYPES = {"TLS": "tls_object", "OBJECT": "object"}
 
@@ -140,7 +145,7 @@ def stub(toolchain: Toolchain, soname: str, chosen: list[Export], folder: Path) 
 
 def _compat(toolchain: Toolchain, folder: Path) -> Path:
     """Compile `native/compat` into an archive: the linker takes what is needed of it."""
-    sources, archive = sorted(_COMPAT.glob("*.c")), folder / "libcompat.a"
+    sources, archive = sorted(_COMPAT.glob("*.c")), folder / _ARCHIVE
     objects = [folder / f"compat-{source.stem}.o" for source in sources]
     for source, target in zip(sources, objects, strict=True):
         line: list[str | Path] = [toolchain.cxx, "-x", "c", "-std=gnu11", "-O2", "-fPIC", "-c", source, "-o", target]
@@ -161,8 +166,23 @@ def _file(toolchain: Toolchain, name: str) -> Path | None:
     return path if path.is_absolute() and path.is_file() else None
 
 
-def prepare(toolchain: Toolchain, libraries: Iterable[Path], folder: Path) -> list[str | Path]:
-    """Make in `folder` what an overlay is linked against in place of this machine's libraries; return the arguments.
+def _key(toolchain: Toolchain, limit: dict[str, tuple[int, ...]], system: Iterable[Path]) -> str:
+    """Return a digest of all that decides what `prepare` makes."""
+    files = (Path(__file__), *sorted(_COMPAT.iterdir()), *system)
+    parts = [toolchain.identity, repr(sorted(limit.items())), *map(sha256_of, files)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def _fill(toolchain: Toolchain, limit: dict[str, tuple[int, ...]], system: dict[str, Path], folder: Path) -> None:
+    elsewhere = names(_compat(toolchain, folder)).defined.keys()
+    for name, path in system.items():
+        old, newer = choose(exports(path), limit)
+        kept = [item for item in newer.values() if item.name not in elsewhere]
+        stub(toolchain, name, [*old.values(), *kept], folder)
+
+
+def prepare(toolchain: Toolchain, libraries: Iterable[Path]) -> list[str | Path]:
+    """Return the linker's arguments for what stands in place of this machine's libraries, which the cache keeps.
 
     Args:
         libraries: those of the official wheel; nothing newer than what they need is bound where that is possible.
@@ -171,11 +191,8 @@ def prepare(toolchain: Toolchain, libraries: Iterable[Path], folder: Path) -> li
         CompileError: the toolchain cannot make the stubs.
     """
     limit = ceiling(libraries)
-    archive = _compat(toolchain, folder)
-    elsewhere, stubs = names(archive).defined.keys(), []
-    for name in _SYSTEM:
-        if path := _file(toolchain, name):
-            old, newer = choose(exports(path), limit)
-            kept = [item for item in newer.values() if item.name not in elsewhere]
-            stubs.append(stub(toolchain, name, [*old.values(), *kept], folder))
-    return ["-nodefaultlibs", "-Wl,--as-needed", *stubs, archive, *stubs, "-lgcc"]
+    system = {name: path for name in _SYSTEM if (path := _file(toolchain, name))}
+    place = cache("runtime") / _key(toolchain, limit, system.values())
+    folder = built(place, "the libraries that overlays are linked against", partial(_fill, toolchain, limit, system))
+    stubs = [folder / name for name in system]
+    return ["-nodefaultlibs", "-Wl,--as-needed", *stubs, folder / _ARCHIVE, *stubs, "-lgcc"]

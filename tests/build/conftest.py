@@ -64,10 +64,11 @@ def built_release(whole_release: Place, tmp_path: Path) -> Place:
 
 
 @pytest.fixture(scope="module")
-def module_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def module_cache(little: Little, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A cache that the tests of one module share: equal inputs are compiled once."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("cache")
+        (folder / "runtime").symlink_to(little.runtime)
         patch.setenv("MULTIWORLD_CACHE", str(folder))
         yield folder
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from build import clearing, conda
+from build import clearing, conda, lockfile
 from build.commands import lock as command
 from build.errors import EnvironmentUnfitError, ReleaseDataError, UsageError
 from build.full import toolchains
@@ -30,7 +30,7 @@ class Made:
         cache: of the tooling; the environment of conda-lock is in it.
         channel: where the packages are.
         program: that plays conda.
-        locks: of both versions.
+        locks: of both versions; the newer one is solved.
     """
 
     cache: Path
@@ -56,8 +56,9 @@ def _make(folder: Path) -> Made:
         patch.setattr(conda, "LOCKS", folder / "locks")
         (folder / "environment.yml").write_text(SPECIFICATION.format(url=channel.url))
         program = driver(folder, conda.tools() / "bin" / "python")
-        for cuda in VERSIONS:
-            conda.make(conda.Lock(cuda), program)
+        other, solved = map(conda.Lock, VERSIONS)
+        conda.make(solved, program)
+        lockfile.write(other.path, other.inputs, "# a lock that only has to fit\n")
     return Made(folder / "cache", channel, program, folder / "locks")
 
 

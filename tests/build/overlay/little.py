@@ -33,11 +33,19 @@ _FLAGS = ["g++", "-std=c++17", *COMMON, "-D_GLIBCXX_USE_CXX11_ABI=1"]
 
 @dataclass(frozen=True, slots=True)
 class Little:
-    """The miniature: its source tree, its wheel unpacked, and its facts."""
+    """The miniature.
+
+    Attributes:
+        tree: its sources.
+        wheel: its wheel, unpacked.
+        release: its facts.
+        runtime: a part of the cache that all tests may share: it depends on this machine and on stock's libraries.
+    """
 
     tree: Path
     wheel: Path
     release: Release
+    runtime: Path
 
 
 def write(folder: Path, files: Mapping[str, str]) -> None:
@@ -91,7 +99,8 @@ def make(folder: Path) -> Little:
     write(
         wheel / "torch", {"__init__.py": text.INIT, "version.py": f"__version__ = '{VERSION}+cu124'\ncuda = '12.4'\n"}
     )
-    return Little(tree, wheel, _release(build_id(lib / "libtorch_cuda.so")))
+    (runtime := folder / "runtime").mkdir()
+    return Little(tree, wheel, _release(build_id(lib / "libtorch_cuda.so")), runtime)
 
 
 def _extension(scratch: Path, wheel: Path) -> None:
@@ -160,7 +169,7 @@ def relink_cpu(little: Little, tree: Path, wheel: Path) -> Little:
     lib = wheel / "torch" / "lib"
     (lib / "libtorch_cpu.so").unlink()
     _library("libtorch_cpu.so", tree, text.CPU, lib, "-fopenmp")
-    return Little(tree, wheel, little.release)
+    return replace(little, tree=tree, wheel=wheel)
 
 
 def relink_cuda(little: Little, tree: Path, wheel: Path) -> Little:
@@ -170,7 +179,7 @@ def relink_cuda(little: Little, tree: Path, wheel: Path) -> Little:
     (lib / "libtorch_cuda.so").unlink()
     link = (lib / "libtorch_cpu.so", nvidia / "libnccl.so.2", nvidia / "libcudart.so.12")
     _library("libtorch_cuda.so", tree, text.CUDA, lib, *link)
-    return Little(tree, wheel, _release(build_id(lib / "libtorch_cuda.so")))
+    return replace(little, tree=tree, wheel=wheel, release=_release(build_id(lib / "libtorch_cuda.so")))
 
 
 def compiled(given: Inputs, *units: str) -> tuple[Object, ...]:

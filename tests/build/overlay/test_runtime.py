@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from build.overlay import checks, link, toolchain
+from build.overlay import checks, link, runtime, toolchain
 from build.overlay.build import build_overlay
 from build.overlay.runtime import Export, beyond, ceiling, choose, parse, prepare
 from build.wheels.platforms import platform_tag
@@ -160,9 +160,23 @@ def test_an_overlay_needs_no_newer_system_than_the_wheel(
     assert tags[0] < tags[1]
 
 
+@pytest.mark.usefixtures("own_cache")
+def test_it_is_made_once_for_wheels_of_one_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise AssertionError("it is made again")
+
+    tools = toolchain.find(9)
+    made = prepare(tools, [])
+    monkeypatch.setattr(runtime, "make", fails)
+    assert prepare(tools, []) == made
+    monkeypatch.setitem(runtime._OLDEST, "GLIBC", (2, 28))
+    with pytest.raises(AssertionError, match="made again"):
+        prepare(tools, [])
+
+
 @pytest.mark.parametrize("old", [False, True], ids=["this C library", "an old C library"])
 def test_what_replaces_newer_functions_behaves(tmp_path: Path, old: bool) -> None:
-    system = prepare(toolchain.find(9), [], tmp_path)
+    system = prepare(toolchain.find(9), [])
     lt.write(tmp_path, {"modern.cpp": MODERN, "main.cpp": _MAIN + (_OLD if old else "")})
     # The stubs come with the names of the real libraries, which are loaded when the program runs.
     options = ["-std=c++17", "-O2", "-fPIC", "-DNDEBUG", *system[:-1], "-lstdc++", "-lm", "-lgcc_s", "-lc"]

@@ -112,8 +112,9 @@ def make(little: Little, folder: Path) -> Place:
     """Lay out sources, patches, wheel and the table of releases."""
     place = Place(folder)
     shutil.copytree(little.tree, place.tree)
-    (folder / "index").mkdir()
-    (folder / "tmp").mkdir()
+    for name in ("cache", "index", "tmp"):
+        (folder / name).mkdir()
+    (folder / "cache" / "runtime").symlink_to(little.runtime)
     _, release = lw.official(little, folder / "index")
     write_patch(place, "return 100 +")
     (folder / "patches" / "little" / "manifest.toml").write_text(MANIFEST)

@@ -179,3 +179,10 @@ def test_one_that_fails_ends_the_others(tmp_path: Path) -> None:
 
 def test_as_many_at_once_as_are_wanted() -> None:
     assert len(set(run_together([threading.get_ident] * 5, 1))) == 1
+
+
+def test_all_find_uv() -> None:
+    """Its package asks for variables of Python's build, which older Pythons make for one thread alone."""
+    ask = "import sys, uv; from build.process import run_together as run; sys.setswitchinterval(1e-6)"
+    for _ in range(3):  # two of three fail where it happens
+        subprocess.run([sys.executable, "-c", f"{ask}; run([uv.find_uv_bin] * 16)"], cwd=REPO, check=True, timeout=60)

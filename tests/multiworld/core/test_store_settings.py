@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
 from typing import Any
 
@@ -75,7 +75,7 @@ def test_a_host_whose_guests_were_refused_says_so_when_they_do_not_come(
         with pytest.raises(RendezvousError) as alone:  # that was before, and tells nothing about this join
             host.sync.join("w", 0, 2, store=store, join_timeout=0.2)
         waiting = pool.submit(host.sync.join, "w", 0, 2, store=store, join_timeout=4.0)
-        while not waiting.done():
+        while not wait([waiting], 0.1).done:
             with contextlib.suppress(RendezvousError):
                 guest.sync.join("w", 1, 2, store=store, join_timeout=30)
         with pytest.raises(RendezvousError, match=words) as caught:

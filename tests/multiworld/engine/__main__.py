@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.multiworld.engine.compiled import SOURCES, compile_core
 from tests.multiworld.engine.model import play
 
-SANITIZED = ("-O1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all")
+SANITIZED = ("-g", "-O1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all")
 #: Python and torch do not free all that they have at their end.
 CHECKS = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
 

@@ -12,6 +12,6 @@ from engine.model import play
 
 @pytest.mark.slow
 def test_schedules(tmp_path: Path) -> None:
-    """Play all in one row: the core is compiled once, in nine seconds."""
+    """Play all in one row: the core is compiled once, in three seconds."""
     library = compile_core("driver.cc", tmp_path / "core.so", "g++", "-O0", "-fPIC", "-shared")
     play(ctypes.CDLL(str(library)), 240)
