@@ -44,6 +44,7 @@ class Outcome(enum.IntEnum):
     DONE = 1
     MISMATCH = 2
     ENDED = 3
+    AGREED = 4
 
 
 class CompiledSend(Operation):
@@ -180,8 +181,10 @@ class CompiledCollective(CollectiveOperation):
 
     def withdraw(self) -> None:
         super().withdraw()
+        if self.plan.launch is not None:
+            self.settle()  # for the others it goes on: the backend begins it if it can
         self.engine.withdraw(self.number)
-        if self.plan.launch is None:  # else it goes on, for the others
+        if self.plan.launch is None:
             self.registry.operations.discard(self)
 
     def watch(self) -> None:
@@ -222,6 +225,8 @@ def take_over(operation: Compiled, outcome: int, peer: int, *theirs: int) -> Non
     elif outcome == Outcome.MISMATCH:
         mode, dtype, nbytes = theirs
         Operation.fail(operation, operation.differs(peer, (mode, dtype, nbytes)))
+    elif outcome == Outcome.AGREED:
+        operation.engine.agreed(operation.number)
     elif outcome == Outcome.ENDED and operation.registry.failure is not None:
         Operation.fail(operation, operation.registry.failure)
 
@@ -399,8 +404,10 @@ class CompiledEngine(Matching):
     def agreed(self, number: int) -> None:
         """All members agree on a collective: run it on the backend."""
         operation = self._launching.pop(number, None)
-        if operation is not None and not operation.done:
-            self._host.launch(operation.gid, operation.launched())
+        if operation is None or operation.done or self.native is None:
+            return
+        self.native.launched(number)
+        self._host.launch(operation.gid, operation.launched())
 
     # what operations ask; nothing is left to ask once the generation is over
 

@@ -139,10 +139,12 @@ bool waited(Engine& engine, uint64_t id, int64_t until) {
   return true;
 }
 
-// (outcome, peer, mode, dtype, nbytes): what it is, of whom, and what they have instead. One that nobody knows is 0.
+// (outcome, peer, mode, dtype, nbytes): what it is, of whom, and what they have instead. One that nobody knows is 0, a
+// collective that the backend has to begin 4.
 PyObject* outcome_of(Engine& engine, uint64_t id) {
   OperationRef operation = engine.look(id);
   Outcome outcome = operation ? operation->outcome : Outcome::pending;
+  if (outcome == Outcome::pending && engine.is_agreed(id)) outcome = Outcome::agreed;
   Signature theirs = operation && outcome == Outcome::mismatch ? operation->theirs : Signature{};
   return Py_BuildValue("(iiiiK)", int(outcome), operation ? operation->peer : -1, int(theirs.mode), int(theirs.dtype),
                        static_cast<unsigned long long>(theirs.nbytes));
@@ -293,6 +295,8 @@ PyObject* of(PyObject* self, PyObject* argument) {
 PyObject* take(Engine& engine, uint64_t id) { return unlocked([&] { return engine.take(id), 0; }), none(); }
 
 PyObject* withdraw(Engine& engine, uint64_t id) { return unlocked([&] { return engine.withdraw(id), 0; }), none(); }
+
+PyObject* launched(Engine& engine, uint64_t id) { return engine.launched(id), none(); }
 
 PyObject* over(Engine& engine, uint64_t id) { return unlocked([&] { return engine.over(id), 0; }), none(); }
 
@@ -531,6 +535,7 @@ PyMethodDef engine_methods[] = {
     PLAIN("received", of<received>, METH_O),
     PLAIN("take", of<take>, METH_O),
     PLAIN("withdraw", of<withdraw>, METH_O),
+    PLAIN("launched", of<launched>, METH_O),
     PLAIN("over", of<over>, METH_O),
     PLAIN("notify", of<notify>, METH_O),
     PLAIN("awaited", of<awaited>, METH_O),

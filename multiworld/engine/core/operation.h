@@ -18,6 +18,7 @@ enum class Outcome : uint8_t {
   done = 1,
   mismatch = 2,   // the peer has something else, see `theirs`; the world goes on
   ended = 3,      // the world is broken or closed
+  agreed = 4,     // not the core's: the backend has to begin it
 };
 
 struct Signature {

@@ -201,7 +201,7 @@ void Engine::let_go(Slot& slot) {
   wake(slot);
   slot.operation->id = 0;
   slot.operation.reset();
-  slot.notify = slot.waiting = false;
+  slot.notify = slot.waiting = slot.agreed = false;
   free_.push_back(uint32_t(slot.id & ((uint64_t(1) << slot_bits) - 1)));
 }
 
@@ -215,7 +215,7 @@ bool Engine::wait(uint64_t id, int64_t until, bool* interrupted) {
   int64_t look_around = now_ns() + look_around_ns;
   slot->waiting = true;
   // Another thread may let go of it meanwhile, and its place be another's.
-  while (!operation->done() && find(id) && !*interrupted) {
+  while (!operation->done() && find(id) && !slot->agreed && !*interrupted) {
     int64_t now = now_ns(), left = std::min(until, look_around) - now;
     // A signal that comes between two system calls interrupts neither.
     *interrupted = now >= look_around;
@@ -228,7 +228,7 @@ bool Engine::wait(uint64_t id, int64_t until, bool* interrupted) {
   }
   if (find(id)) slot->waiting = false;
   if (!leader_) pass_the_lead();
-  return operation->done();
+  return operation->done() || (find(id) && slot->agreed);
 }
 
 void Engine::lead(Locked& lock, Slot& slot, int64_t patience_ns, bool* interrupted) {
@@ -346,6 +346,17 @@ void Engine::withdraw(uint64_t id) {
   }
 }
 
+bool Engine::is_agreed(uint64_t id) {
+  Locked lock(*this);
+  Slot* slot = find(id);
+  return slot && slot->agreed;
+}
+
+void Engine::launched(uint64_t id) {
+  Locked lock(*this);
+  if (Slot* slot = find(id)) slot->agreed = false;
+}
+
 void Engine::over(uint64_t id) {
   Locked lock(*this);
   if (Slot* slot = find(id)) core_.complete(*slot->operation);
@@ -354,7 +365,7 @@ void Engine::over(uint64_t id) {
 bool Engine::notify(uint64_t id) {
   Locked lock(*this);
   Slot* slot = find(id);
-  if (!slot || slot->operation->done()) return false;
+  if (!slot || slot->operation->done() || slot->agreed) return false;
   slot->notify = true;
   return true;
 }
@@ -376,12 +387,17 @@ void Engine::settled(Operation& operation) {
   Slot* slot = operation.id ? find(operation.id) : nullptr;
   if (!slot) return;
   if (operation.withdrawn) return let_go(*slot);
-  if (slot->notify) {
-    done_.push_back(operation.id);
+  report(*slot);
+}
+
+// Let whoever waits for it look.
+void Engine::report(Slot& slot) {
+  if (slot.notify) {
+    done_.push_back(slot.id);
     if (!in_progress_ && !rung_ && loop_ >= 0) ring(loop_);
     rung_ |= !in_progress_;
   }
-  wake(*slot);
+  wake(slot);
 }
 
 // Let the thread that waits for it look.
@@ -532,7 +548,14 @@ void Engine::redirect(int peer, const char* whole, char* own, uint64_t length) {
 }
 
 void Engine::agreed(CollectiveOperation& operation) {
-  if (operation.id) tell({Event::Type::agreed, -1, 0, operation.id, {}});
+  Slot* slot = operation.id ? find(operation.id) : nullptr;
+  if (!slot) return;
+  slot->agreed = true;
+  if (!operation.withdrawn && (slot->waiting || slot->notify)) {
+    report(*slot);
+  } else {
+    tell({Event::Type::agreed, -1, 0, operation.id, {}});
+  }
 }
 
 void Engine::lost(int peer, Loss why, const std::string& what) {

@@ -75,7 +75,11 @@ class Engine final : private Wire, private Host {
   bool needs(int peer);
   // Whether a message of the peer lies ready.
   bool keeps(int peer, uint64_t key);
-  // A collective that was agreed on is over on the backend.
+  // All members agree on a collective that `launches`, and nobody has begun it on the backend yet. Who waits for it finds that,
+  // as if it were done; where nobody does, an event says so.
+  bool is_agreed(uint64_t id);
+  // It is begun on the backend; and over.
+  void launched(uint64_t id);
   void over(uint64_t id);
 
   // For an event loop: report the end of `id` in `progress`. False if it is done already.
@@ -115,7 +119,7 @@ class Engine final : private Wire, private Host {
     OperationRef operation;
     uint64_t id = 0;
     std::atomic<uint32_t> word{0};  // changes when its thread has to look
-    bool waiting = false, notify = false;
+    bool waiting = false, notify = false, agreed = false;
   };
   class Locked;
 
@@ -124,6 +128,7 @@ class Engine final : private Wire, private Host {
   Slot* find(uint64_t id);
   void let_go(Slot& slot);
   void wake(Slot& slot);
+  void report(Slot& slot);
   void lead(Locked& lock, Slot& slot, int64_t patience_ns, bool* interrupted);
   void follow(Locked& lock, Slot& slot, int64_t patience_ns, bool* interrupted);
   void pass_the_lead();
