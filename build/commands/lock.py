@@ -35,6 +35,7 @@ SOURCES = {
     "lint": ["--group", "pyproject.toml:lint"],
     "nox": ["noxfile.py"],
     "gpu": ["--group", "pyproject.toml:gpu"],
+    "fleet": ["--group", "pyproject.toml:fleet"],
 }
 #: Locks that stand alone: their packages are never installed with the tools'. Source: requirements, or options of uv.
 ALONE = {
