@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import Enum
+from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 from rich.markup import escape
 from rich.table import Table
 
+_OLD = "its Python is too old: name another, ansible_python_interpreter, in the inventory"
+_HANGS = "it hangs: its login or its Python does not answer"
 #: Words of ssh and Ansible, in this order, with what they mean.
 _MEANINGS = {
     "REMOTE HOST IDENTIFICATION HAS CHANGED": "its host key is not the one in known_hosts: another or a new machine",
     "host key is known for": "its host key is not in known_hosts: compare it, then add it, e.g. with ssh-keyscan",
     "Permission denied (": "ssh is not let in: a key of the agent or of --ssh-config must be in authorized_keys there",
-    "requires a minimum of Python": "its Python is too old: name another, ansible_python_interpreter, in the inventory",
-    "Timed out after": "it hangs: its login or its Python does not answer",
-    "expected time frame": "it hangs: its login or its Python does not answer",
-    "SyntaxError": "its Python is too old: name another, ansible_python_interpreter, in the inventory",
+    "requires a minimum of Python": _OLD,
+    "SyntaxError": _OLD,
+    "Timed out after": _HANGS,
+    "expected time frame": _HANGS,
     "No start of json char found": "it does not answer as a module does: its login prints, or Python cannot run",
 }
 #: The project's own distributions, whose versions are shown.
@@ -25,7 +29,7 @@ _OWN = ("torch", "torch-multiworld", "multiworld-torch-overlay")
 
 
 class Outcome(Enum):
-    """What became of a host."""
+    """What became of a host; the first four are as wanted."""
 
     INSTALLED = "installed"
     ROLLED_BACK = "rolled back"
@@ -39,80 +43,69 @@ class Outcome(Enum):
 
     @property
     def good(self) -> bool:
-        return self in (Outcome.INSTALLED, Outcome.ROLLED_BACK, Outcome.UNCHANGED, Outcome.LOOKED)
+        return self in list(Outcome)[:4]
 
 
-class Found(msgspec.Struct, frozen=True):
-    """The release that a host uses, those that it can be rolled back to, the versions in use."""
+class Host(msgspec.Struct, frozen=True):
+    """What the module tells of a host; `wanted` is the release that it is to use, once that is made."""
 
-    release: str = ""
-    kept: list[str] = []
-    versions: dict[str, str] = {}
+    release: str
+    kept: list[str]
+    versions: dict[str, str]
+    doctor: dict[str, list[str]] = {}
+    wanted: str = ""
 
 
 class Event(msgspec.Struct, frozen=True):
-    """The end of one task of a host; `release` is the one that it is to use."""
+    """The end of one task of a host."""
 
     name: str
-    event: str
-    host: Found | None = None
-    doctor: dict[str, list[str]] = {}
-    release: str | None = None
-    msg: str = ""
-    stderr: str = ""
-    module_stderr: str = ""
-    module_stdout: str = ""
-
-    @property
-    def why(self) -> str:
-        said = "\n".join(filter(None, (self.msg, self.stderr, self.module_stderr, self.module_stdout)))
-        meaning = [meaning for words, meaning in _MEANINGS.items() if words in said][:1]
-        return clean("\n".join([*meaning, said])) or "it gives no reason"
+    event: Literal["begun", "ok", "failed", "unreachable"]
+    why: str = ""
+    host: Host | None = None
 
 
 class Result(msgspec.Struct):
-    """One host's end: what it used before, what it is to use, and why that failed."""
+    """One host's end: what the module told first and last, and why it failed."""
 
     host: str
     outcome: Outcome = Outcome.STOPPED
-    before: str | None = None
-    wanted: str | None = None
-    found: Found = Found()
-    doctor: dict[str, list[str]] = {}
-    what: str = ""
+    what: str = "the run ended before its turn"
+    first: Host | None = None
+    last: Host = Host("", [], {})
 
     def hear(self, event: Event) -> None:
-        """Take over one event; the first failure stays."""
-        if event.event in ("failed", "unreachable") and not self.what:
-            lost = Outcome.UNREACHABLE if self.before is None else Outcome.LOST
-            self.outcome, self.what = Outcome.FAILED if event.event == "failed" else lost, event.why
+        """Take over one event; after a failure, none."""
+        if self.outcome is not Outcome.STOPPED:
+            return
+        if event.event in ("failed", "unreachable"):
+            lost = Outcome.UNREACHABLE if self.first is None else Outcome.LOST
+            self.outcome = Outcome.FAILED if event.event == "failed" else lost
+            meaning = [meaning for words, meaning in _MEANINGS.items() if words in event.why][:1]
+            self.what = clean("\n".join([*meaning, event.why])) or "it gives no reason"
         if event.host is not None:
-            self.found, self.doctor = event.host, event.doctor or self.doctor
-            self.before = event.host.release if self.before is None else self.before
-            self.wanted = self.wanted if event.release is None else event.release
+            last, now = self.last, event.host
+            self.last = replace(now, doctor=now.doctor or last.doctor, wanted=now.wanted or last.wanted)
+            self.first = self.first or now
 
     def end(self, done: Outcome, *, dry: bool) -> None:
         """Judge a host without a failure; `done` is the outcome of one that has changed."""
-        if self.what or self.before is None:
-            self.what = self.what or "the run ended before its turn"
-        elif done is Outcome.LOOKED:
-            self.outcome = done
-        elif self.wanted == self.before:
-            self.outcome = Outcome.UNCHANGED
-        elif dry and self.wanted:
-            self.outcome, self.what = Outcome.PENDING, f"it would use {self.wanted}"
-        elif self.wanted and self.wanted == self.found.release:
-            self.outcome = done
-        else:
-            self.what = "the run ended before the switch"
+        wanted = self.last.wanted
+        if self.outcome is not Outcome.STOPPED or self.first is None or not (wanted or done is Outcome.LOOKED):
+            return
+        if dry and wanted != self.first.release:
+            self.outcome, self.what = Outcome.PENDING, f"it would use {wanted}"
+        elif done is Outcome.LOOKED or wanted == self.last.release:
+            same = done is not Outcome.LOOKED and wanted == self.first.release
+            self.outcome, self.what = Outcome.UNCHANGED if same else done, ""
 
 
 def clean(text: str) -> str:
     """Return the beginning of what a host says, without what a terminal would obey."""
-    lines = text.strip()[:2000].splitlines()[:15]
-    return "\n".join(
-        "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line) for line in lines
+    shown = "".join(
+        char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in text.strip()[:2000]
     )
+    return "\n".join(shown.split("\n")[:15])
 
 
 def results(lines: Iterable[bytes], done: Outcome, *, dry: bool) -> list[Result]:
@@ -122,7 +115,7 @@ def results(lines: Iterable[bytes], done: Outcome, *, dry: bool) -> list[Result]
         try:
             event = msgspec.json.decode(line, type=Event)
         except msgspec.ValidationError:
-            event = Event(str(msgspec.json.decode(line)["name"]), "failed", msg="its answer is not that of the module")
+            event = Event(str(msgspec.json.decode(line)["name"]), "failed", "its answer is not that of the module")
         found.setdefault(event.name, Result(event.name)).hear(event)
     for result in found.values():
         result.end(done, dry=dry)
@@ -131,32 +124,16 @@ def results(lines: Iterable[bytes], done: Outcome, *, dry: bool) -> list[Result]
 
 def table(all_of: Sequence[Result]) -> Table:
     """Return one row for each host."""
-    names = [name for name in _OWN if any(name in one.found.versions for one in all_of)]
-    made = Table(title="hosts", title_justify="left")
-    for column in ("host", "outcome", "release", *names, "doctor", "kept"):
-        made.add_column(column, overflow="fold")
+    names = [name for name in _OWN if any(name in one.last.versions for one in all_of)]
+    made = Table("host", "outcome", "release", *names, "doctor", "kept", title="hosts", title_justify="left")
     for one in all_of:
-        style, others = (
-            "green" if one.outcome.good else "bold red",
-            [name for name in one.found.kept if name != one.found.release],
-        )
-        cells = [
-            one.found.release,
-            *(one.found.versions.get(name, "") for name in names),
-            _doctor(one),
-            "\n".join(others),
-        ]
-        made.add_row(_cell(one.host), f"[{style}]{one.outcome.value}[/]", *map(_cell, cells))
+        fails, notes = one.last.doctor.get("fail", []), one.last.doctor.get("note", [])
+        doctor = f"fails: {'; '.join(fails)}" if fails else f"ok, {len(notes)} notes" if one.last.doctor else ""
+        others = "\n".join(name for name in one.last.kept if name != one.last.release)
+        cells = [one.host, one.last.release, *(one.last.versions.get(name, "") for name in names), doctor, others]
+        host, *rest = (escape(clean(cell)) or "-" for cell in cells)
+        made.add_row(host, f"[{'green' if one.outcome.good else 'bold red'}]{one.outcome.value}[/]", *rest)
     return made
-
-
-def _cell(text: str) -> str:
-    return escape(clean(text)) or "-"
-
-
-def _doctor(result: Result) -> str:
-    failing, notes = result.doctor.get("fail", []), result.doctor.get("note", [])
-    return f"fails: {'; '.join(failing)}" if failing else f"ok, {len(notes)} notes" if result.doctor else ""
 
 
 def problems(all_of: Sequence[Result]) -> str:

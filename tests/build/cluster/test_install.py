@@ -43,8 +43,8 @@ def test_from_nothing_to_a_new_version_and_back(site: Site) -> None:
     status, hosts, said = site.run(*wanted)
     assert (status, outcomes(hosts)) == (0, {"one": "installed", "two": "installed"}), said
     assert (version(one), version(two)) == ("1.0", "1.0")
-    assert hosts["one"]["doctor"] == {"ok": ["versions: multiworld 1.0"]}
-    first, inode = hosts["one"]["found"]["release"], one.lstat().st_ino
+    assert hosts["one"]["last"]["doctor"] == {"ok": ["versions: multiworld 1.0"]}
+    first, inode = hosts["one"]["last"]["release"], one.lstat().st_ino
     status, hosts, said = site.run(*wanted)
     assert (status, outcomes(hosts), one.lstat().st_ino) == (0, {"one": "unchanged", "two": "unchanged"}, inode), said
     drains = (
@@ -56,7 +56,7 @@ def test_from_nothing_to_a_new_version_and_back(site: Site) -> None:
     assert (site.top / "log").read_text().split() == ["drain", "one", "undrain"]
     status, hosts, said = site.run("--roll-back", first[:-4], *inventory)
     assert (status, outcomes(hosts)) == (0, {"one": "rolled back", "two": "unchanged"}), said
-    assert [name[:20] for name in hosts["one"]["found"]["kept"]] == ["torch-multiworld-1.0", "torch-multiworld-2.0"]
+    assert [name[:20] for name in hosts["one"]["last"]["kept"]] == ["torch-multiworld-1.0", "torch-multiworld-2.0"]
     assert (version(one), version(two)) == ("1.0", "1.0")
 
 
@@ -76,7 +76,7 @@ def test_an_upgrade_fetches_what_changed_and_no_index_outbids_the_first(site: Si
     assert first == second
     with other_index(site, "9.0") as other:
         status, hosts, said = site.run("torch-multiworld", site.source, f"--index={other}/simple", *inventory)
-    assert (status, hosts["one"]["found"]["versions"]["torch-multiworld"]) == (0, "2.0"), said
+    assert (status, hosts["one"]["last"]["versions"]["torch-multiworld"]) == (0, "2.0"), said
 
 
 @contextlib.contextmanager
@@ -139,7 +139,7 @@ LIARS = {
     "endless": ("exec yes", "does not answer as a module does"),
     "terminal": (r"printf '\033]0;owned\007\033[2J\n'; exit 1", "\N{REPLACEMENT CHARACTER}]0;owned"),
     "liar": (
-        """echo '{"host": {"python": "../..", "machine": "{{ 1 }}", "glibc": "9.9", "kept": [], "prefix": "/"}}'""",
+        """echo '{"host": {"python": "../..", "machine": "{{ 1 }}", "glibc": "9.9", "release": "", "kept": [], "versions": {}}}'""",
         "torch is not for this host",
     ),
     "nonsense": ("""echo '{"host": 5}'""", "its answer is not that of the module"),
@@ -248,7 +248,7 @@ def test_hosts_lost_in_the_middle_and_ctrl_c(site: Site, fleet: Cluster) -> None
     os.killpg(process.pid, 2)
     status, hosts, said = site.end(process)
     assert (status, outcomes(hosts)["dead"]) == (130, "not finished"), said
-    assert hosts["good"]["found"]["release"].startswith("torch-multiworld-1.0")
+    assert hosts["good"]["last"]["release"].startswith("torch-multiworld-1.0")
     site.index.stall.set()
     _wait(lambda: not any(b"uv-program" in _command(pid) for pid in dead.left()), "uv does not end")
     status, hosts, said = site.run(*wanted)

@@ -66,7 +66,7 @@ class Node:
         if not program.exists():
             program.symlink_to(uv.find_uv_bin())
         made = self.do("made", lock=lock, release=f"m-{version}", **more)
-        return made if made.get("failed") else made | self.do("current", release=made["release"], **more)
+        return made if made.get("failed") else made | self.do("current", release=made["host"]["wanted"], **more)
 
     def ill(self, version: str) -> None:
         (self.scratch / "home" / "ill").write_text(version)
@@ -116,7 +116,7 @@ def test_releases_are_switched_pruned_and_rolled_back_and_other_folders_stay(nod
     assert "kept are: m-4.0, m-3.0, m-2.0" in node.do("made", release="m-1.0")["msg"]
     assert "3 kept releases begin with 'm'" in node.do("made", release="m")["msg"]
     back = node.do("made", release="m-2")
-    assert (back["release"], back["changed"]) == ("m-2.0", False)
+    assert (back["host"]["wanted"], back["changed"]) == ("m-2.0", False)
     for changed in (True, False):
         assert node.do("current", release="m-2.0")["changed"] is changed
     assert os.readlink(node.prefix / "current") == "releases/m-2.0"  # noqa: PTH115 - the text of the link
@@ -135,7 +135,7 @@ def test_what_is_ill_or_breaks_leaves_the_release_in_use(node: Node) -> None:
     assert (node.scratch / "served").read_text().split() == ["releases/m-2.0", "releases/m-1.0"]
     assert node.do("looked")["host"]["release"] == "m-1.0"
     assert node.do("looked")["host"]["kept"] == ["m-1.0", "m-2.0"]
-    assert node.install("2.0", again=True)["release"] == "m-2.0.2"
+    assert node.install("2.0", again=True)["host"]["release"] == "m-2.0.2"
 
 
 def test_a_release_that_was_not_finished_is_removed_and_a_second_installation_waits(node: Node) -> None:

@@ -95,7 +95,8 @@ def content(project: Path) -> dict[str, str]:
 
 def test_each_group_is_locked_with_hashes_and_names_no_index(project: Path, server: Index) -> None:
     assert sorted(content(project)) == [
-        f"{name}.txt" for name in ("conda", "cuda-9.9", "fleet", "gpu", "lint", "nox", "sign", "test", "tooling", "types")
+        f"{name}.txt"
+        for name in ("conda", "cuda-9.9", "fleet", "gpu", "lint", "nox", "sign", "test", "tooling", "types")
     ]
     digest = hashlib.sha256(server.files["left-1.0-py3-none-any.whl"]).hexdigest()
     assert content(project)["tooling.txt"].endswith(f"left==1.0 \\\n    --hash=sha256:{digest}\n")

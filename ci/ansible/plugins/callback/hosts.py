@@ -10,7 +10,8 @@ from typing import Any
 from ansible.plugins.callback import CallbackBase
 
 DOCUMENTATION = "name: hosts\ntype: stdout\nshort_description: Steps and results of each host\n"
-#: Of what a host says, so much is kept.
+_WHY = ("msg", "stderr", "module_stderr", "module_stdout")
+#: Of each of these so much is kept.
 MOST = 4000
 
 
@@ -19,21 +20,19 @@ class CallbackModule(CallbackBase):
 
     CALLBACK_VERSION, CALLBACK_TYPE, CALLBACK_NAME = 2.0, "stdout", "hosts"
 
-    def _tell(self, name: str, event: str, said: dict[str, Any]) -> None:
-        texts = {
-            key: str(said[key])[:MOST] for key in ("msg", "stderr", "module_stderr", "module_stdout") if key in said
-        }
-        facts = {key: said[key] for key in ("host", "doctor", "release") if key in said}
+    def _write(self, name: str, event: str, **more: object) -> None:
         with Path(os.environ["MULTIWORLD_RESULTS"]).open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"name": name, "event": event, **facts, **texts}, default=str) + "\n")
+            file.write(json.dumps({"name": name, "event": event, **more}, default=str) + "\n")
 
     def _ended(self, result: Any, event: str) -> None:
-        self._tell(result._host.get_name(), event, result._result)
-        self._display.display(f"{result._host.get_name()}: {result._task.name}: {event}")
+        name, said = result._host.get_name(), result._result
+        why = "\n".join(str(said[key])[:MOST] for key in _WHY if said.get(key))
+        self._write(name, event, why=why, host=said.get("host"))
+        self._display.display(f"{name}: {result._task.name}: {event}")
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
         for name in play.get_variable_manager().get_vars(play=play)["ansible_play_hosts_all"]:
-            self._tell(name, "begun", {})
+            self._write(name, "begun")
 
     def v2_runner_on_ok(self, result: Any) -> None:
         self._ended(result, "ok")

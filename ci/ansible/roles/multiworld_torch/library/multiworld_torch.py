@@ -187,12 +187,12 @@ def made(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:
     """Have a release that is whole and healthy."""
     kept = [name for name in prefix.kept() if name.startswith(asked["release"])]
     if asked["lock"] and (asked["again"] or not kept):
-        return {"changed": True, "release": asked["release"]} if asked["dry"] else filled(prefix, asked, run)
+        return {"changed": True, "wanted": asked["release"]} if asked["dry"] else filled(prefix, asked, run)
     exact = [name for name in kept if name == asked["release"]] or kept
     if not asked["lock"] and len(exact) != 1:
         names = ", ".join(prefix.kept()) or "none"
         raise UnfitError(f"{len(exact)} kept releases begin with {asked['release']!r}; kept are: {names}")
-    return {"release": exact[0], "doctor": healthy(prefix.releases / exact[0], run)}
+    return {"wanted": exact[0], "doctor": healthy(prefix.releases / exact[0], run)}
 
 
 def common(lock: str, have: str) -> str:
@@ -225,7 +225,7 @@ def filled(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:
     finally:
         if not marked(folder).get("whole"):
             prefix.prune(asked["keep"])
-    return {"changed": True, "release": folder.name, "doctor": found}
+    return {"changed": True, "wanted": folder.name, "doctor": found}
 
 
 def current(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:
@@ -288,7 +288,7 @@ def main() -> None:
         writes = asked["state"] in ("made", "current") and not asked["dry"]
         with prefix.locked() if writes else contextlib.nullcontext():
             answer = act(prefix, asked, run)
-        module.exit_json(**{"changed": False, **answer}, host=host(prefix, run))
+        module.exit_json(changed=answer.pop("changed", False), host={**host(prefix, run), **answer})
     except UnfitError as error:
         module.fail_json(msg=str(error))
     except OSError as error:
