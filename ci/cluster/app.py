@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import subprocess
@@ -22,6 +23,7 @@ from ci.cluster.lock import Request
 from ci.cluster.results import Outcome, Result, clean, problems, results, table
 
 ANSIBLE = REPO / "ci" / "ansible"
+_PLAYBOOK = [sys.executable, "-m", "ansible", "playbook"]
 _RESOLVE = ["env", f"PYTHONPATH={REPO}", sys.executable, "-m", "ci.cluster.lock"]
 #: Seconds that Ansible has to end after Ctrl-C.
 _GRACE = 10.0
@@ -57,30 +59,20 @@ def install(
     A host needs sshd and Python. Exit status: 0 all hosts are as wanted; 25 some are not; 26 --check found hosts that
     would change; 2 the command line is wrong.
     """
-    if not (hosts or inventory):
-        raise UsageError("name the hosts: --hosts LIST or --inventory FILE")
     if bool(specs) + bool(lock) + bool(roll_back) + status != 1:
         raise UsageError("name one of these: what to install, --lock, --roll-back or --status")
     asked = Request(tuple(specs or ()), tuple(index or ()), str(wheels.resolve()) if wheels else "")
-    label = asked.named() if specs else lock.stem if lock else ""
-    resolve = [*_RESOLVE, msgspec.json.encode(asked).decode()] if specs else []
-    variables: dict[str, object] = {
-        "prefix": prefix,
-        "timeout": timeout,
-        "keep": keep,
-        "again": again,
-        "status": status,
-    }
-    variables |= {"resolve": resolve, "roll_back": roll_back, "name": label, "uv": uv.find_uv_bin()}
-    variables |= {"lock": str(lock.resolve()) if lock else "", "drain": drain, "undrain": undrain, "after": after}
-    variables |= {"serial": serial, "max_fail": max_fail}
-    words = [f"--inventory={source}" for source in [f"{hosts},"] * bool(hosts) + [*map(str, inventory or ())]]
-    words += [f"--limit={limit}"] * bool(limit) + ["--check"] * check + [f"--forks={parallel}", *shlex.split(ansible)]
+    wanted = {"name": asked.named(), "resolve": [*_RESOLVE, msgspec.json.encode(asked).decode()]} if specs else {}
+    wanted |= {"name": lock.stem, "lock": str(lock.resolve())} if lock else {}
+    rules = {"prefix": prefix, "timeout": timeout, "keep": keep, "again": again, "serial": serial, "max_fail": max_fail}
+    rules |= {"status": status, "roll_back": roll_back, "drain": drain, "undrain": undrain, "after": after}
+    words = [*_hosts(hosts, inventory or [], limit), *["--check"] * check, f"--forks={parallel}", *shlex.split(ansible)]
+    if ssh_config:
+        words.append(f"--ssh-common-args=-F {shlex.quote(str(ssh_config.resolve()))}")
     done = Outcome.LOOKED if status else Outcome.ROLLED_BACK if roll_back else Outcome.INSTALLED
     with tempfile.TemporaryDirectory(prefix="install-") as folder:
-        ended, said = _ansible(words, variables, Path(folder), ssh_config)
-        lines = Path(folder, "results").read_bytes().splitlines()
-    found = results(lines, done, dry=check)
+        ended, said = _ansible(words, {**rules, **wanted, "uv": uv.find_uv_bin(), "locks": folder}, Path(folder))
+        found = results(Path(folder, "results").read_bytes().splitlines(), done, dry=check)
     if as_json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode({"hosts": found})).decode() + "\n")
     elif found:
@@ -90,38 +82,31 @@ def install(
     _judge(found, said)
 
 
-def _ansible(
-    words: Sequence[str], variables: dict[str, object], folder: Path, ssh_config: Path | None
-) -> tuple[bool, str]:
+def _hosts(listed: str, inventories: Sequence[Path], limit: str) -> list[str]:
+    if not (listed or inventories):
+        raise UsageError("name the hosts: --hosts LIST or --inventory FILE")
+    sources = [f"{listed},"] * bool(listed) + [*map(str, inventories)]
+    return [*(f"--inventory={source}" for source in sources), *[f"--limit={limit}"] * bool(limit)]
+
+
+def _ansible(words: Sequence[str], variables: dict[str, object], folder: Path) -> tuple[bool, str]:
     """Run Ansible and tell what it says; return whether it was let end, and its last words."""
     (folder / "results").touch()
-    given = {
-        f"multiworld_torch_{name}": value for name, value in {**variables, "locks": str(folder)}.items() if value != ""
-    }
+    given = {f"multiworld_torch_{name}": value for name, value in variables.items() if value != ""}
     (folder / "play.json").write_bytes(msgspec.json.encode(given))
-    own = {"ANSIBLE_CONFIG": ANSIBLE / "ansible.cfg", "ANSIBLE_HOME": folder, "ANSIBLE_SSH_EXECUTABLE": ANSIBLE / "ssh"}
-    env = os.environ | {name: str(value) for name, value in own.items()} | {"MULTIWORLD_RESULTS": f"{folder}/results"}
-    if ssh_config:
-        env["ANSIBLE_SSH_COMMON_ARGS"] = f"-F {shlex.quote(str(ssh_config.resolve()))}"
-    command = [
-        sys.executable,
-        "-m",
-        "ansible",
-        "playbook",
-        f"{ANSIBLE}/install.yml",
-        f"--extra-vars=@{folder}/play.json",
-    ]
+    own = {"ANSIBLE_CONFIG": f"{ANSIBLE}/ansible.cfg", "ANSIBLE_SSH_EXECUTABLE": f"{ANSIBLE}/ssh"}
+    env = {**os.environ, **own, "ANSIBLE_HOME": str(folder), "MULTIWORLD_RESULTS": f"{folder}/results"}
+    command = [*_PLAYBOOK, f"{ANSIBLE}/install.yml", f"--extra-vars=@{folder}/play.json", *words]
     said: list[str] = []
-    with subprocess.Popen([*command, *words], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         try:
             for line in process.stdout or ():
                 said = [*said[-20:], clean(line.decode("utf-8", "replace"))]
                 err_console.print(said[-1], markup=False)
         except KeyboardInterrupt:
-            try:  # the terminal has told Ansible, too
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the terminal has told Ansible, too
                 process.wait(_GRACE)
-            except subprocess.TimeoutExpired:
-                process.terminate()
+            process.terminate()
             return False, ""
     return True, "\n".join(said)
 
