@@ -49,7 +49,7 @@ def install(
     serial: Annotated[str, typer.Option(help="hosts, or percent of them, that are finished before the next")] = "100%",
     max_fail: Annotated[int, typer.Option(min=0, max=100, help="percent of failed hosts that ends the rest")] = 100,
     parallel: Annotated[int, typer.Option(min=1, help="hosts at once")] = 64,
-    timeout: Annotated[int, typer.Option(min=1, help="seconds for each command on a host")] = 1800,
+    timeout: Annotated[int | None, typer.Option(min=1, help="seconds for each command on a host; 1800")] = None,
     ssh_config: Annotated[Path | None, typer.Option(help="configuration for ssh, as ssh -F")] = None,
     ansible: Annotated[str, typer.Option(help="more options of ansible-playbook, e.g. '--become -v'")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of a table")] = False,
@@ -92,7 +92,7 @@ def _hosts(listed: str, inventories: Sequence[Path], limit: str) -> list[str]:
 def _ansible(words: Sequence[str], variables: dict[str, object], folder: Path) -> tuple[bool, str]:
     """Run Ansible and tell what it says; return whether it was let end, and its last words."""
     (folder / "results").touch()
-    given = {f"multiworld_torch_{name}": value for name, value in variables.items() if value != ""}
+    given = {f"multiworld_torch_{name}": value for name, value in variables.items() if value not in ("", None)}
     (folder / "play.json").write_bytes(msgspec.json.encode(given))
     own = {"ANSIBLE_CONFIG": f"{ANSIBLE}/ansible.cfg", "ANSIBLE_SSH_EXECUTABLE": f"{ANSIBLE}/ssh"}
     env = {**os.environ, **own, "ANSIBLE_HOME": str(folder), "MULTIWORLD_RESULTS": f"{folder}/results"}

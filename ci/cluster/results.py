@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Literal
@@ -12,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 _OLD = "its Python is too old: name another, ansible_python_interpreter, in the inventory"
+_NOISE = "it does not answer as a module does: its login prints, or Python cannot run"
 _HANGS = "it hangs: its login or its Python does not answer"
 #: Words of ssh and Ansible, in this order, with what they mean.
 _MEANINGS = {
@@ -22,10 +24,14 @@ _MEANINGS = {
     "SyntaxError": _OLD,
     "Timed out after": _HANGS,
     "expected time frame": _HANGS,
-    "No start of json char found": "it does not answer as a module does: its login prints, or Python cannot run",
+    "No start of json char found": _NOISE,
+    "MODULE FAILURE": _NOISE,
 }
 #: The project's own distributions, whose versions are shown.
 _OWN = ("torch", "torch-multiworld", "multiworld-torch-overlay")
+
+
+_UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"
 
 
 class Outcome(Enum):
@@ -101,11 +107,10 @@ class Result(msgspec.Struct):
 
 
 def clean(text: str) -> str:
-    """Return the beginning of what a host says, without what a terminal would obey."""
-    shown = "".join(
-        char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in text.strip()[:2000]
-    )
-    return "\n".join(shown.split("\n")[:15])
+    """Return the beginning of what a host says, without what a terminal would obey and without frames of Python."""
+    said = re.sub(r"Traceback \(most recent.*\n(?:[ \t].*\n)*", "", text.replace("\r", "").strip()[:2000])
+    lines = said.splitlines()[:15]
+    return "\n".join("".join(char if char.isprintable() else _UNPRINTABLE for char in line) for line in lines)
 
 
 def results(lines: Iterable[bytes], done: Outcome, *, dry: bool) -> list[Result]:
