@@ -99,30 +99,18 @@ def test_wheels_of_a_folder_are_sent_and_the_role_works_by_itself(site: Site) ->
         "torch-multiworld==1.0", "--wheels", folder, "--inventory", inventory, without="HOME"
     )
     assert (status, outcomes(hosts)) == (0, {"one": "installed"}), said
-    wanted, lock = ["torch-multiworld==2.0"], site.top / "pylock.toml"
-    command: list[str | Path] = [
-        uv.find_uv_bin(),
-        "pip",
-        "compile",
-        "-",
-        "-o",
-        lock,
-        "--no-index",
-        "--find-links",
-        folder,
-    ]
-    subprocess.run(
-        command, input="\n".join(wanted), text=True, env=clean(), capture_output=True, check=True, timeout=60
-    )
+    wanted, lock, play = (site.top / name for name in ("wanted.in", "pylock.toml", "play.yml"))
+    wanted.write_text("torch-multiworld==2.0")
+    options = ("--python", sys.executable, "--no-index", "--find-links", folder)
+    call(uv.find_uv_bin(), "pip", "compile", wanted, "-o", lock, *options)
     lock.write_text(lock.read_text().replace('url = "file://', 'path = "'))
-    play = site.top / "play.yml"
     role = {"role": "multiworld_torch", "multiworld_torch_lock": str(lock), "multiworld_torch_uv": uv.find_uv_bin()}
     play.write_text(f"- hosts: all\n  gather_facts: false\n  roles: [{role}]\n")
     env = clean() | {
         "ANSIBLE_ROLES_PATH": str(REPO / "ci" / "ansible" / "roles"),
         "ANSIBLE_HOME": str(site.top / "home"),
     }
-    command = [sys.executable, "-m", "ansible", "playbook", "-i", inventory, play]
+    command: list[str | Path] = [sys.executable, "-m", "ansible", "playbook", "-i", inventory, play]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert version(site.prefix("one") / "current") == "2.0"
