@@ -30,12 +30,12 @@ LOCKS = REPO / "locks"
 SOURCES = {
     "tooling": ["--group", "pyproject.toml:tooling"],
     "test": ["--group", "pyproject.toml:test"],
+    "fleet": ["--group", "pyproject.toml:fleet"],
     "sign": ["--group", "pyproject.toml:sign"],
     "types": ["--group", "pyproject.toml:types"],
     "lint": ["--group", "pyproject.toml:lint"],
     "nox": ["noxfile.py"],
     "gpu": ["--group", "pyproject.toml:gpu"],
-    "fleet": ["--group", "pyproject.toml:fleet"],
 }
 #: Locks that stand alone: their packages are never installed with the tools'. Source: requirements, or options of uv.
 ALONE = {

@@ -37,6 +37,7 @@ def install(
     lock: Annotated[Path | None, typer.Option(help="a pylock.toml instead of SPECS")] = None,
     index: Annotated[list[str] | None, typer.Option(help="URL of a package index, the wheelhouse first")] = None,
     wheels: Annotated[Path | None, typer.Option(help="folder of wheels, which are sent to the hosts")] = None,
+    key: Annotated[Path | None, typer.Option(help="public key that must have signed the wheelhouse")] = None,
     prefix: Annotated[str, typer.Option(help="folder on the hosts; default ~/multiworld")] = "",
     drain: Annotated[str, typer.Option(help="shell command here before a host's switch, undone by --undrain")] = "",
     undrain: Annotated[str, typer.Option(help="shell command here after a host's switch, failed or not")] = "",
@@ -61,9 +62,9 @@ def install(
     """
     if bool(specs) + bool(lock) + bool(roll_back) + status != 1:
         raise UsageError("name one of these: what to install, --lock, --roll-back or --status")
-    asked = Request(tuple(specs or ()), tuple(index or ()), str(wheels.resolve()) if wheels else "")
+    asked = Request(tuple(specs or ()), tuple(index or ()), _path(wheels), _path(key))
     wanted = {"name": asked.named(), "resolve": [*_RESOLVE, msgspec.json.encode(asked).decode()]} if specs else {}
-    wanted |= {"name": lock.stem, "lock": str(lock.resolve())} if lock else {}
+    wanted |= {"name": lock.stem, "lock": _path(lock)} if lock else {}
     rules = {"prefix": prefix, "timeout": timeout, "keep": keep, "again": again, "serial": serial, "max_fail": max_fail}
     rules |= {"status": status, "roll_back": roll_back, "drain": drain, "undrain": undrain, "after": after}
     words = [*_hosts(hosts, inventory or [], limit), *["--check"] * check, f"--forks={parallel}", *shlex.split(ansible)]
@@ -80,6 +81,10 @@ def install(
     if not ended:
         raise KeyboardInterrupt
     _judge(found, said)
+
+
+def _path(path: Path | None) -> str:
+    return str(path.resolve()) if path else ""
 
 
 def _hosts(listed: str, inventories: Sequence[Path], limit: str) -> list[str]:

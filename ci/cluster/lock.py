@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import msgspec
@@ -16,6 +17,7 @@ from build.bootstrap import uv_settings
 from build.cli import guarded, only
 from build.errors import ClaimError, EnvironmentUnfitError, UsageError
 from build.process import run
+from build.wheelhouse import signing, trust
 
 #: The versions of glibc for which uv knows a platform.
 _GLIBC = (17, 28, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40)
@@ -29,11 +31,13 @@ class Request(msgspec.Struct, frozen=True):
         specs: requirements, e.g. `torch==2.6.0+cu124.mw5`.
         indexes: package indexes; a name that one has is never taken from a later one. The first is the wheelhouse.
         wheels: a folder of wheels, which are sent to the hosts.
+        key: the public key that must have signed the list of the wheelhouse.
     """
 
     specs: tuple[str, ...] = ()
     indexes: tuple[str, ...] = ()
     wheels: str = ""
+    key: str = ""
 
     def named(self) -> str:
         """Return `NAME-VERSION` of the first requirement.
@@ -49,16 +53,23 @@ class Request(msgspec.Struct, frozen=True):
             ) from None
         if self.wheels and not any(Path(self.wheels).glob("*.whl")):
             raise UsageError(f"{self.wheels} has no wheels", remedy="name the folder that holds the *.whl files")
+        if self.key:
+            self.trusted()
         pinned = [item.version for item in first.specifier if item.operator == "=="]
         return "-".join([canonicalize_name(first.name), *pinned])
+
+    def trusted(self) -> trust.Index:
+        """Return the list of the wheelhouse; the key must have signed it, and it must be fresh."""
+        if not self.indexes:
+            raise UsageError("--key is for a wheelhouse", remedy="name it as the first --index URL")
+        return trust.trusted(self.indexes[0], signing.public_key(Path(self.key)))[0]
 
     def sources(self) -> list[str]:
         """Return uv's options for where wheels come from."""
         folder = ["--find-links", self.wheels] if self.wheels else []
         if not self.indexes:
             return [*folder, "--no-index"] if self.wheels else []
-        earlier = [word for url in self.indexes[:-1] for word in ("--index", url)]
-        return [*folder, *earlier, "--default-index", self.indexes[-1], "--index-strategy", "first-index"]
+        return [*folder, *trust.uv_options(self.indexes[0], self.indexes[1:])]
 
 
 def lock(request: str, python: str, machine: str, glibc: str, file: Path) -> None:
@@ -66,15 +77,24 @@ def lock(request: str, python: str, machine: str, glibc: str, file: Path) -> Non
     asked = msgspec.json.decode(request, type=Request)
     text = _compiled(asked, python, machine, glibc)
     own = {canonicalize_name(path.name.split("-")[0]) for path in Path(asked.wheels).glob("*.whl") if asked.wheels}
-    for package in msgspec.toml.decode(text)["packages"]:
+    packages = msgspec.toml.decode(text)["packages"]
+    for package in packages:
         if package["name"] in own and not all(item["url"].startswith("file:") for item in package.get("wheels", ())):
             cause = "the index has a version that is newer, or fits better"
             raise ClaimError(
                 f"{package['name']} would not come from {asked.wheels}", cause=cause, remedy="name its version"
             )
+    if asked.key:
+        asked.trusted().check_pins("\n".join(map(_pin, packages)))
     file.write_text(
         re.sub(r'url = "file://([^"]+)"', lambda found: f'path = "{unquote(found[1])}"', text), encoding="utf-8"
     )
+
+
+def _pin(package: dict[str, Any]) -> str:
+    """Return a package of a lock as a requirement with hashes."""
+    files = package.get("wheels") or [package["archive"]]
+    return " ".join([package["name"], *(f"--hash=sha256:{item['hashes']['sha256']}" for item in files)])
 
 
 def _compiled(asked: Request, python: str, machine: str, glibc: str) -> str:
