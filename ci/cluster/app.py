@@ -38,7 +38,7 @@ def install(
     index: Annotated[list[str] | None, typer.Option(help="URL of a package index, the wheelhouse first")] = None,
     wheels: Annotated[Path | None, typer.Option(help="folder of wheels, which are sent to the hosts")] = None,
     key: Annotated[Path | None, typer.Option(help="public key that must have signed the wheelhouse")] = None,
-    prefix: Annotated[str, typer.Option(help="folder on the hosts; default ~/multiworld")] = "",
+    prefix: Annotated[str | None, typer.Option(help="folder on the hosts; ~/multiworld")] = None,
     drain: Annotated[str, typer.Option(help="shell command here before a host's switch, undone by --undrain")] = "",
     undrain: Annotated[str, typer.Option(help="shell command here after a host's switch, failed or not")] = "",
     after: Annotated[str, typer.Option(help="shell command on each host after the switch")] = "",
@@ -97,7 +97,7 @@ def _hosts(listed: str, inventories: Sequence[Path], limit: str) -> list[str]:
 def _ansible(words: Sequence[str], variables: dict[str, object], folder: Path) -> tuple[bool, str]:
     """Run Ansible and tell what it says; return whether it was let end, and its last words."""
     (folder / "results").touch()
-    given = {f"multiworld_torch_{name}": value for name, value in variables.items() if value not in ("", None)}
+    given = {f"multiworld_torch_{name}": value for name, value in variables.items() if value is not None}
     (folder / "play.json").write_bytes(msgspec.json.encode(given))
     own = {"ANSIBLE_CONFIG": f"{ANSIBLE}/ansible.cfg", "ANSIBLE_SSH_EXECUTABLE": f"{ANSIBLE}/ssh"}
     env = {**os.environ, **own, "ANSIBLE_HOME": str(folder), "MULTIWORLD_RESULTS": f"{folder}/results"}

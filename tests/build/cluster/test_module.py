@@ -30,8 +30,8 @@ class Node:
     prefix: Path
     scratch: Path
 
-    def do(self, state: str, *, check: bool = False, prefix: str = "", **asked: Any) -> dict[str, Any]:
-        own = {"_ansible_check_mode": check, "state": state, "prefix": prefix or str(self.prefix)}
+    def do(self, state: str, *, check: bool = False, prefix: str | None = None, **asked: Any) -> dict[str, Any]:
+        own = {"_ansible_check_mode": check, "state": state, "prefix": str(self.prefix) if prefix is None else prefix}
         done = subprocess.run(
             [sys.executable, MODULE],
             input=json.dumps({"ANSIBLE_MODULE_ARGS": {**asked, **own}}),
@@ -89,7 +89,7 @@ def foreign(prefix: Path) -> dict[str, str]:
 @pytest.mark.parametrize("prefix", ["", "relative", "/", "~", "~root", "/srv/../root/.", "../x", "$HOME"])
 def test_a_prefix_that_cannot_be_one_of_ours(node: Node, prefix: str) -> None:
     for state in ("looked", "claimed", "made", "current"):
-        found = node.do(state, prefix=prefix or " ", release="x")
+        found = node.do(state, prefix=prefix, release="x")
         assert found["failed"]
         assert "cannot be the prefix" in found["msg"]
 

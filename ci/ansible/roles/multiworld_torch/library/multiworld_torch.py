@@ -293,7 +293,7 @@ def main() -> None:
         module.fail_json(msg=str(error))
     except OSError as error:
         full = "the disk is full: " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        module.fail_json(msg=f"{full}{error}")
+        module.fail_json(msg=f"{full}{error}; correct that there, or name another prefix")
 
 
 if __name__ == "__main__":
