@@ -32,51 +32,35 @@ def version(current: Path) -> str:
     return call(current / "bin" / "python", "-c", program).strip()
 
 
+@pytest.mark.slow
 def test_from_nothing_to_a_new_version_and_back(site: Site) -> None:
-    """Two hosts; one of them gets the new version, and can go back."""
-    inventory = ("--inventory", site.local("one"), "--inventory", site.local("two"))
-    one, two = (site.prefix(name) / "current" for name in ("one", "two"))
-    wanted = ("torch-multiworld==1.0", site.source, *inventory)
-    status, hosts, said = site.run(*wanted, "--check")
-    assert (status, outcomes(hosts)) == (26, {"one": "would change", "two": "would change"}), said
+    """An upgrade fetches what changed; no later index outbids the first; the same command twice changes nothing."""
+    offer_named(site.index, "big", "1.0", site.top, {"big/__init__.py": "", "big/data": os.urandom(1 << 16).hex()})
+    inventory, current = ("--inventory", site.local("one")), site.prefix("one") / "current"
+    status, hosts, said = site.run("torch-multiworld==1.0", "big", site.source, *inventory, "--check")
+    assert (status, outcomes(hosts)) == (26, {"one": "would change"}), said
     assert not site.prefix("one").exists()
-    status, hosts, said = site.run(*wanted)
-    assert (status, outcomes(hosts)) == (0, {"one": "installed", "two": "installed"}), said
-    assert (version(one), version(two)) == ("1.0", "1.0")
-    assert hosts["one"]["last"]["doctor"] == {"ok": ["versions: multiworld 1.0"]}
-    first, inode = hosts["one"]["last"]["release"], one.lstat().st_ino
-    status, hosts, said = site.run(*wanted)
-    assert (status, outcomes(hosts), one.lstat().st_ino) == (0, {"one": "unchanged", "two": "unchanged"}, inode), said
-    drains = (
-        f"--drain=echo drain {{{{ inventory_hostname }}}} >> {site.top}/log",
-        f"--undrain=echo undrain >> {site.top}/log",
-    )
-    status, hosts, said = site.run("torch-multiworld==2.0", site.source, *inventory, "--limit=one", *drains)
-    assert (status, outcomes(hosts)) == (0, {"one": "installed"}), said
-    assert (site.top / "log").read_text().split() == ["drain", "one", "undrain"]
-    status, hosts, said = site.run("--roll-back", first[:-4], *inventory)
-    assert (status, outcomes(hosts)) == (0, {"one": "rolled back", "two": "unchanged"}), said
-    assert [name[:20] for name in hosts["one"]["last"]["kept"]] == ["torch-multiworld-1.0", "torch-multiworld-2.0"]
-    assert (version(one), version(two)) == ("1.0", "1.0")
-
-
-def test_an_upgrade_fetches_what_changed_and_no_index_outbids_the_first(site: Site) -> None:
-    """The later index has a newer version, and is asked for what the first does not have alone."""
-    big = {"big/__init__.py": "", "big/data.bin": os.urandom(1 << 20).hex()}
-    offer_named(site.index, "big", "1.0", site.top, big)
-    inventory = ("--inventory", site.local("one"))
     status, hosts, said = site.run("torch-multiworld==1.0", "big", site.source, *inventory)
-    assert status == 0, said
-    asked = len(site.index.requests)
-    status, hosts, said = site.run("torch-multiworld==2.0", "big", site.source, *inventory)
-    assert status == 0, said
-    # The resolver reads the big wheel, since this index has no metadata beside it; the host does not.
-    assert sum("/big-1.0" in path for _, path, _ in site.index.requests[asked:]) == 1
-    ((first, second),) = [[path.stat().st_ino for path in site.prefix("one").glob("releases/*/lib/*/*/big/data.bin")]]
-    assert first == second
+    assert (status, outcomes(hosts), version(current)) == (0, {"one": "installed"}, "1.0"), said
+    assert hosts["one"]["last"]["doctor"] == {"ok": ["versions: multiworld 1.0"]}
+    first, asked = hosts["one"]["last"]["release"], len(site.index.requests)
+    log = site.top / "log"
     with other_index(site, "9.0") as other:
-        status, hosts, said = site.run("torch-multiworld", site.source, f"--index={other}/simple", *inventory)
-    assert (status, hosts["one"]["last"]["versions"]["torch-multiworld"]) == (0, "2.0"), said
+        drains = f"--drain=echo drain {{{{ inventory_hostname }}}} >> {log}", f"--undrain=echo undrain >> {log}"
+        wanted = ("torch-multiworld", "big", site.source, f"--index={other}/simple", *inventory, *drains)
+        status, hosts, said = site.run(*wanted)
+        assert (status, outcomes(hosts), version(current)) == (0, {"one": "installed"}, "2.0"), said
+        # The resolver reads the big wheel, since this index has no metadata beside it; the host does not.
+        assert sum("/big-1.0" in path for _, path, _ in site.index.requests[asked:]) == 1
+        ((one, two),) = [[path.stat().st_ino for path in site.prefix("one").glob("releases/*/lib/*/*/big/data")]]
+        assert one == two
+        inode = current.lstat().st_ino
+        status, hosts, said = site.run(*wanted)
+        assert (status, outcomes(hosts), current.lstat().st_ino) == (0, {"one": "unchanged"}, inode), said
+    assert log.read_text().split() == ["drain", "one", "undrain"]
+    status, hosts, said = site.run("--roll-back", first[:-4], *inventory)
+    assert (status, outcomes(hosts), version(current)) == (0, {"one": "rolled back"}, "1.0"), said
+    assert hosts["one"]["last"]["kept"][0] == first
 
 
 @contextlib.contextmanager
@@ -88,8 +72,8 @@ def other_index(site: Site, version: str) -> Iterator[str]:
         yield index.url
 
 
+@pytest.mark.nightly("the other rows install through the role, too; test_module has locks with paths")
 def test_wheels_of_a_folder_are_sent_and_the_role_works_by_itself(site: Site) -> None:
-    """A file that is not the one in the lock is refused on the host."""
     folder = site.top / "wheels"
     folder.mkdir()
     for name, data in site.index.files.items():
@@ -115,10 +99,6 @@ def test_wheels_of_a_folder_are_sent_and_the_role_works_by_itself(site: Site) ->
     assert done.returncode == 0, done.stdout + done.stderr
     assert version(site.prefix("one") / "current") == "2.0"
     assert not any(path.endswith(".whl") for _, path, _ in site.index.requests)
-    lock.write_text(lock.read_text().replace('sha256 = "', 'sha256 = "00')[:-1])
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 2
-    assert version(site.prefix("one") / "current") == "2.0"
 
 
 #: Interpreters of hosts that are not what they seem, with what is said of each.
@@ -218,6 +198,7 @@ def _wait(done: Callable[[], bool], what: str) -> None:
     raise AssertionError(what)
 
 
+@pytest.mark.nightly("test_module removes a release that was not finished; hosts that misbehave do not end a run")
 def test_hosts_lost_in_the_middle_and_ctrl_c(site: Site, fleet: Cluster) -> None:
     """While wheels are fetched one host loses its power: it is lost. Then Ctrl-C. Nothing is half there afterwards."""
     good, dead = fleet.add("good"), fleet.add("dead")

@@ -88,10 +88,7 @@ def foreign(prefix: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("prefix", ["", "relative", "/", "~", "~root", "/srv/../root/.", "../x", "$HOME"])
 def test_a_prefix_that_cannot_be_one_of_ours(node: Node, prefix: str) -> None:
-    for state in ("looked", "claimed", "made", "current"):
-        found = node.do(state, prefix=prefix, release="x")
-        assert found["failed"]
-        assert "cannot be the prefix" in found["msg"]
+    assert "cannot be the prefix" in node.do("claimed", prefix=prefix)["msg"]
 
 
 def test_a_folder_of_somebody_else_is_refused_and_stays(node: Node) -> None:
