@@ -52,7 +52,7 @@ def _locked(*groups: str) -> list[str]:
 
 def _program(session: nox.Session, module: str, *arguments: str) -> None:
     """Run a module in the environment of the tooling."""
-    session.install(*_locked("tooling", "test"))
+    session.install(*_locked("tooling", "test", *(["fleet"] if module == "ci.cluster" else [])))
     # Ctrl-C: time to end compilers and to remove half-written files; nox's default is 0.3 s.
     # SIGTERM to nox alone ends it at once, and the build must end with it: see build/signals.py.
     env = {"PYTHONPATH": str(HERE), "MULTIWORLD_END_WITH_PARENT": str(os.getpid())}
@@ -85,7 +85,7 @@ def _pytest(session: nox.Session, name: str, *folders: str, extras: str = "cli,m
         place = arguments.index("--torch")
         torch = arguments[place + 1]
         del arguments[place : place + 2]
-    session.install(*_locked("tooling", "test", "types"))
+    session.install(*_locked("tooling", "test", "types", "fleet"))
     _install_torch(session, torch, cuda=cuda)
     session.install("-e", f".[{extras}]")
     if arguments in ([], ["--whole"]):
@@ -105,9 +105,10 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
     session.run("lint-imports", "--no-logo", env={"PYTHONPATH": str(HERE)})
-    session.run("shellcheck", ".ci/run", *map(str, sorted(HERE.glob("ci/**/*.sbatch"))))
+    session.run("shellcheck", ".ci/run", "ci/ansible/ssh", *map(str, sorted(HERE.glob("ci/**/*.sbatch"))))
     session.run("actionlint")  # with shellcheck on the scripts of steps
     session.run("zizmor", "--quiet", "--offline", ".github")
+    session.run("ansible-lint", "--offline", "--profile", "production", str(HERE / "ci" / "ansible"))
     session.run("kubernetes-validate", "--strict", *map(str, sorted(HERE.glob("ci/kubernetes/*.yaml"))))
     session.run("deptry", ".")
     # Without the groups: the package may import only the dependencies that it declares to its users.
@@ -196,7 +197,7 @@ _PASSED_ON = {
     "patches": "Overview of patches and releases, on the terminal and as an HTML page.",
     "regenerate-patch": "Port a series by hunks: `-- RELEASE`, `-- --patches DIR --from-tree A --to-tree B --out DIR`.",
     "probes": "The probes of NCCL's defects on any CUDA build of torch, 2.0 or newer: `-- --python PATH`; `-- --list`.",
-    "install": "Install a release on many hosts over ssh: `-- --help`. `ci/install` does the same without nox.",
+    "install": "Install a release on many hosts with Ansible: `-- --help`. `ci/install` does the same without nox.",
     "new-release": "Weekly: port the patches to each new PyTorch release and open pull requests: `-- [--list]`.",
     "fresh": "README's commands on a bare system, an hour, as root: `-- ['COMMAND' …]` runs others there.",
 }

@@ -106,7 +106,10 @@ def run_in_environment(here: Path, name: str, arguments: list[str]) -> int:
         return _fail("Python 3.10 or newer is needed", "this one is older", "run `python3.10 noxfile.py …` or newer")
     requirements = here / "locks" / f"{name}.txt"
     key = hashlib.sha256(sys.version.encode() + requirements.read_bytes()).hexdigest()[:16]
-    folder = _cache() / name / key
+    try:
+        folder = _cache() / name / key
+    except RuntimeError as error:
+        return _fail("there is no folder for the cache", str(error), "set HOME or MULTIWORLD_CACHE to one")
     python = str(folder / "bin" / "python")
     paths = {"PATH": f"{folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}", "PYTHONPATH": str(here)}
     what = f"the environment for {name} could not be made"

@@ -30,6 +30,7 @@ LOCKS = REPO / "locks"
 SOURCES = {
     "tooling": ["--group", "pyproject.toml:tooling"],
     "test": ["--group", "pyproject.toml:test"],
+    "fleet": ["--group", "pyproject.toml:fleet"],
     "sign": ["--group", "pyproject.toml:sign"],
     "types": ["--group", "pyproject.toml:types"],
     "lint": ["--group", "pyproject.toml:lint"],

@@ -1,1 +1,1 @@
-"""Install a release on many hosts over ssh: `ci/install --help`."""
+"""The command behind `ci/install`: resolver, Ansible's command line, table of the hosts."""

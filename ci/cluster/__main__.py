@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from ci.cluster.app import main
+from build.cli import guarded, only, run
+from ci.cluster.app import install
 
-sys.exit(main())
+sys.exit(run(lambda: guarded(only(install))))

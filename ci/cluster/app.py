@@ -1,119 +1,130 @@
-"""The command line of `ci/install`."""
+"""The command line of `ci/install`: it composes Ansible's, and shows the results."""
 
 from __future__ import annotations
 
-import asyncio
-import json
+import contextlib
+import os
+import shlex
+import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
+import uv
 
-from build.cli import guarded, run
-from build.console import console, err_console, note, step
+from build.console import console, err_console
 from build.errors import HostsError, PendingError, UsageError
-from ci.cluster import inventory, show
-from ci.cluster.inventory import Host
-from ci.cluster.release import Wanted
-from ci.cluster.rollout import Action, Outcome, Plan, Result, Rollout
-from ci.cluster.ssh import Way
+from build.paths import REPO
+from ci.cluster.lock import Request
+from ci.cluster.results import Outcome, Result, clean, problems, results, table
+
+ANSIBLE = REPO / "ci" / "ansible"
+_PLAYBOOK = [sys.executable, "-m", "ansible", "playbook"]
+_RESOLVE = ["env", f"PYTHONPATH={REPO}", sys.executable, "-m", "ci.cluster.lock"]
+#: Seconds that Ansible has to end after Ctrl-C.
+_GRACE = 10.0
 
 
 def install(
     specs: Annotated[list[str] | None, typer.Argument(help="what to install, e.g. torch==2.6.0+cu124.mw5")] = None,
     hosts: Annotated[str, typer.Option(help="hosts as Slurm lists them, e.g. node[01-20]")] = "",
-    inventory: Annotated[Path | None, typer.Option(help="file of hosts, plain lines or Ansible's INI form")] = None,
-    limit: Annotated[str, typer.Option(help="groups, hosts or patterns of the inventory")] = "",
-    requirements: Annotated[Path | None, typer.Option(help="hashed requirements instead of SPECS")] = None,
-    index: Annotated[list[str] | None, typer.Option(help="URL of a package index; again for more")] = None,
+    inventory: Annotated[list[Path] | None, typer.Option(help="an inventory of Ansible's; again for more")] = None,
+    limit: Annotated[str, typer.Option(help="groups, hosts or patterns of these")] = "",
+    lock: Annotated[Path | None, typer.Option(help="a pylock.toml instead of SPECS")] = None,
+    index: Annotated[list[str] | None, typer.Option(help="URL of a package index, the wheelhouse first")] = None,
     wheels: Annotated[Path | None, typer.Option(help="folder of wheels, which are sent to the hosts")] = None,
-    prefix: Annotated[
-        str, typer.Option(help="folder on the hosts; PREFIX/current is the release in use")
-    ] = "~/multiworld",
+    key: Annotated[Path | None, typer.Option(help="public key that must have signed the wheelhouse")] = None,
+    prefix: Annotated[str | None, typer.Option(help="folder on the hosts; ~/multiworld")] = None,
+    drain: Annotated[str, typer.Option(help="shell command here before a host's switch, undone by --undrain")] = "",
+    undrain: Annotated[str, typer.Option(help="shell command here after a host's switch, failed or not")] = "",
     after: Annotated[str, typer.Option(help="shell command on each host after the switch")] = "",
     check: Annotated[bool, typer.Option("--check", help="change nothing, tell what would change")] = False,
     status: Annotated[bool, typer.Option("--status", help="change nothing, tell what the hosts run")] = False,
-    roll_back: Annotated[bool, typer.Option("--roll-back", help="use the release from before again")] = False,
-    again: Annotated[bool, typer.Option("--again", help="install although a host runs the release")] = False,
+    roll_back: Annotated[str, typer.Option(help="name of a kept release, which the hosts use again")] = "",
+    again: Annotated[bool, typer.Option("--again", help="make the release anew although it is there")] = False,
+    keep: Annotated[int, typer.Option(min=0, help="releases that stay beside the one in use")] = 2,
+    serial: Annotated[str, typer.Option(help="hosts, or percent of them, that are finished before the next")] = "100%",
+    max_fail: Annotated[int, typer.Option(min=0, max=100, help="percent of failed hosts that ends the rest")] = 100,
     parallel: Annotated[int, typer.Option(min=1, help="hosts at once")] = 64,
-    timeout: Annotated[float, typer.Option(min=1, help="seconds for each command on a host")] = 1800.0,
+    timeout: Annotated[int | None, typer.Option(min=1, help="seconds for each command on a host; 1800")] = None,
     ssh_config: Annotated[Path | None, typer.Option(help="configuration for ssh, as ssh -F")] = None,
+    ansible: Annotated[str, typer.Option(help="more options of ansible-playbook, e.g. '--become -v'")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of a table")] = False,
 ) -> None:
-    """Install a release on many hosts over ssh, each file checked against its hash.
+    """Install a release on many hosts with Ansible, each file checked against its hash.
 
-    A host needs sshd, and Python with venv. Exit status: 0 all hosts are as wanted; 25 some are not; 26 --check found
-    hosts that would change; 2 the command line is wrong.
+    A host needs sshd and Python. Exit status: 0 all hosts are as wanted; 25 some are not; 26 --check found hosts that
+    would change; 2 the command line is wrong.
     """
-    action = _action(check=check, status=status, roll_back=roll_back)
-    wanted = Wanted(tuple(specs or ()), requirements, tuple(index or ()), wheels)
-    if action in (Action.INSTALL, Action.CHECK):
-        wanted.check()
-    chosen = _hosts(hosts, inventory, limit)
-    way = Way(ssh_config, timeout + 60)  # the host itself says when a command takes too long
-    plan = Plan(action, wanted, way, prefix, after, again, parallel, timeout)
-    results = _run(plan, chosen, quiet=as_json)
-    names = wanted.named if wanted.specs or requirements else ()
+    if bool(specs) + bool(lock) + bool(roll_back) + status != 1:
+        raise UsageError("name one of these: what to install, --lock, --roll-back or --status")
+    asked = Request(tuple(specs or ()), tuple(index or ()), _path(wheels), _path(key))
+    wanted = {"name": asked.named(), "resolve": [*_RESOLVE, msgspec.json.encode(asked).decode()]} if specs else {}
+    wanted |= {"name": lock.stem, "lock": _path(lock)} if lock else {}
+    rules = {"prefix": prefix, "timeout": timeout, "keep": keep, "again": again, "serial": serial, "max_fail": max_fail}
+    rules |= {"status": status, "roll_back": roll_back, "drain": drain, "undrain": undrain, "after": after}
+    words = [*_hosts(hosts, inventory or [], limit), *["--check"] * check, f"--forks={parallel}", *shlex.split(ansible)]
+    if ssh_config:
+        words.append(f"--ssh-common-args=-F {shlex.quote(str(ssh_config.resolve()))}")
+    done = Outcome.LOOKED if status else Outcome.ROLLED_BACK if roll_back else Outcome.INSTALLED
+    with tempfile.TemporaryDirectory(prefix="install-") as folder:
+        ended, said = _ansible(words, {**rules, **wanted, "uv": uv.find_uv_bin(), "locks": folder}, Path(folder))
+        found = results(Path(folder, "results").read_bytes().splitlines(), done, dry=check)
     if as_json:
-        sys.stdout.write(json.dumps({"hosts": [result.as_json() for result in results]}, indent=2) + "\n")
-    else:
-        console.print(show.table(results, names))
-    _judge(results)
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode({"hosts": found})).decode() + "\n")
+    elif found:
+        console.print(table(found))
+    if not ended:
+        raise KeyboardInterrupt
+    _judge(found, said)
 
 
-def _action(*, check: bool, status: bool, roll_back: bool) -> Action:
-    if check + status + roll_back > 1:
-        raise UsageError("--check, --status and --roll-back exclude each other")
-    return Action.CHECK if check else Action.LOOK if status else Action.ROLL_BACK if roll_back else Action.INSTALL
+def _path(path: Path | None) -> str:
+    return str(path.resolve()) if path else ""
 
 
-def _hosts(listed: str, path: Path | None, limit: str) -> list[Host]:
-    if bool(listed) == bool(path):
-        raise UsageError("name the hosts: either --hosts LIST or --inventory FILE")
-    if limit and path is None:
-        raise UsageError("--limit goes with --inventory")
-    found = inventory.read(path, limit) if path else inventory.listed(listed)
-    if not found:
-        raise UsageError("there are no hosts", remedy="the inventory has none: write one host a line")
-    return found
+def _hosts(listed: str, inventories: Sequence[Path], limit: str) -> list[str]:
+    if not (listed or inventories):
+        raise UsageError("name the hosts: --hosts LIST or --inventory FILE")
+    sources = [f"{listed},"] * bool(listed) + [*map(str, inventories)]
+    return [*(f"--inventory={source}" for source in sources), *[f"--limit={limit}"] * bool(limit)]
 
 
-def _run(plan: Plan, hosts: list[Host], *, quiet: bool) -> list[Result]:
-    step_of = (lambda host, text: err_console.print(f"{host}: {text}", markup=False)) if quiet else _seen
-    if not quiet:
-        step(f"{plan.action.value} on {len(hosts)} hosts")
-    return asyncio.run(Rollout(plan, step_of).run(hosts))
+def _ansible(words: Sequence[str], variables: dict[str, object], folder: Path) -> tuple[bool, str]:
+    """Run Ansible and tell what it says; return whether it was let end, and its last words."""
+    (folder / "results").touch()
+    given = {f"multiworld_torch_{name}": value for name, value in variables.items() if value is not None}
+    (folder / "play.json").write_bytes(msgspec.json.encode(given))
+    own = {"ANSIBLE_CONFIG": f"{ANSIBLE}/ansible.cfg", "ANSIBLE_SSH_EXECUTABLE": f"{ANSIBLE}/ssh"}
+    env = {**os.environ, **own, "ANSIBLE_HOME": str(folder), "MULTIWORLD_RESULTS": f"{folder}/results"}
+    command = [*_PLAYBOOK, f"{ANSIBLE}/install.yml", f"--extra-vars=@{folder}/play.json", *words]
+    said: list[str] = []
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        try:
+            for line in process.stdout or ():
+                said = [*said[-20:], clean(line.decode("utf-8", "replace"))]
+                err_console.print(said[-1], markup=False)
+        except KeyboardInterrupt:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the terminal has told Ansible, too
+                process.wait(_GRACE)
+            process.terminate()
+            return False, ""
+    return True, "\n".join(said)
 
 
-def _seen(host: str, text: str) -> None:
-    note(f"{host}: {text}")
-
-
-def _judge(results: list[Result]) -> None:
+def _judge(found: list[Result], said: str) -> None:
     """Raise an error that names every host that is not as wanted."""
-    bad = [result for result in results if not result.outcome.good]
-    pending = [result for result in bad if result.outcome is Outcome.PENDING]
-    if len(bad) > len(pending):
-        raise HostsError(
-            f"{len(bad)} of {len(results)} hosts are not as wanted",
-            cause=show.problems(results),
-            remedy="correct what is named and run the same command again: hosts that are as wanted stay as they are",
-        )
+    bad = [one for one in found if not one.outcome.good]
+    if not found:
+        raise UsageError("there are no hosts", cause=said, remedy="correct the list, the inventory or --limit")
+    if any(one.outcome is not Outcome.PENDING for one in bad):
+        names = ",".join(one.host for one in bad)
+        remedy = f"correct what is named, and run the same command again; for these hosts alone with --limit '{names}'"
+        raise HostsError(f"{len(bad)} of {len(found)} hosts are not as wanted", cause=problems(found), remedy=remedy)
     if bad:
-        raise PendingError(
-            f"{len(bad)} of {len(results)} hosts would change",
-            cause=show.problems(results),
-            remedy="run the same command without --check",
-        )
-
-
-def _app() -> typer.Typer:
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(install)
-    return app
-
-
-def main() -> int:
-    """Run the command line and return the exit status."""
-    return run(lambda: guarded(_app))
+        remedy = "run the same command without --check"
+        raise PendingError(f"{len(bad)} of {len(found)} hosts would change", cause=problems(found), remedy=remedy)

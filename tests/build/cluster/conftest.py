@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import signal
@@ -24,28 +23,37 @@ TIMEOUT = 240.0
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A cluster, a package index, and `ci/install` as an administrator runs it."""
+    """A package index, hosts of this machine, and `ci/install` as an administrator runs it."""
 
-    cluster: Cluster
+    top: Path
     index: Index
 
-    def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "ci.cluster", *arguments, "--ssh-config", self.cluster.config, "--json"]
-        # The cache of uv is the test's own: pages of an index on an old port must not be taken for those of this one.
-        own = {"PYTHONPATH": str(REPO), "UV_CACHE_DIR": str(self.cluster.top / "uv"), "UV_OFFLINE": "0"}
-        return subprocess.Popen(
-            command,
-            env={**clean(), **own},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd="/",
-            start_new_session=True,
-        )
+    @property
+    def source(self) -> str:
+        return f"--index={self.index.url}/simple"
 
-    def run(self, *arguments: str | Path) -> tuple[int, dict[str, dict[str, Any]], str]:
+    def local(self, *names: str, **variables: str | Path) -> Path:
+        """Write an inventory of hosts that need no ssh; each has a prefix of its own."""
+        more = "".join(f" {name}='{value}'" for name, value in variables.items())
+        lines = [f"{name} multiworld_torch_prefix={self.prefix(name)}{more}\n" for name in names]
+        path = self.top / "-".join(names)
+        path.write_text("".join(["[here]\n", *lines, "[here:vars]\nansible_connection=local\n"]))
+        return path
+
+    def prefix(self, name: str) -> Path:
+        return self.top / f"{name}-prefix"
+
+    def start(self, *arguments: str | Path, without: str = "") -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "ci.cluster", *arguments, "--json"]
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        own = {"PYTHONPATH": str(REPO), "UV_CACHE_DIR": str(self.top / "uv"), "UV_OFFLINE": "0", "PATH": path}
+        env = {name: value for name, value in {**clean(), **own}.items() if name != without}
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True, cwd="/", start_new_session=True)
+
+    def run(self, *arguments: str | Path, without: str = "") -> tuple[int, dict[str, dict[str, Any]], str]:
         """Return exit status, results by host, and what was said to a person."""
-        return self.end(self.start(*arguments))
+        return self.end(self.start(*arguments, without=without))
 
     def end(self, process: subprocess.Popen[str]) -> tuple[int, dict[str, dict[str, Any]], str]:
         try:
@@ -58,29 +66,23 @@ class Site:
         hosts = json.loads(out)["hosts"] if out else []
         return process.returncode, {host["host"]: host for host in hosts}, said
 
-    def install(
-        self, hosts: str, *more: str | Path, version: str = "1.0"
-    ) -> tuple[int, dict[str, dict[str, Any]], str]:
-        return self.run(f"torch-multiworld=={version}", "--hosts", hosts, "--index", f"{self.index.url}/simple", *more)
-
-    def requirements(self) -> Path:
-        """Write requirements of version 1.0 with hashes."""
-        data = self.index.files["torch_multiworld-1.0-py3-none-any.whl"]
-        path = self.cluster.top / "locked.txt"
-        path.write_text(f"torch-multiworld==1.0 \\\n    --hash=sha256:{hashlib.sha256(data).hexdigest()}\n")
-        return path
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that start hosts: see the mark `sshd` in pyproject.toml."""
     for item in items:
-        if "site" in getattr(item, "fixturenames", ()):
+        if "fleet" in getattr(item, "fixturenames", ()):
             item.add_marker("sshd")
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    with cluster(tmp_path / "cluster") as made, serving(Index()) as index:
+    with serving(Index()) as index:
         offer(index, "1.0", tmp_path)
         offer(index, "2.0", tmp_path)
-        yield Site(made, index)
+        yield Site(tmp_path, index)
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Cluster]:
+    with cluster(tmp_path / "cluster") as made:
+        yield made

@@ -60,10 +60,6 @@ class Host:
         return self.home / "multiworld" / "current"
 
     @property
-    def releases(self) -> list[str]:
-        return sorted(path.name for path in (self.home / "multiworld" / "releases").glob("*"))
-
-    @property
     def port(self) -> int:
         return int(self.listener.getsockname()[1])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shlex
 import subprocess
@@ -14,6 +15,7 @@ import yaml
 
 from build.paths import REPO
 from tests.build.cluster.conftest import Site
+from tests.build.cluster.hosts import Cluster
 from tests.build.wheels.little_wheel import clean
 
 SCRIPT = REPO / "ci" / "slurm" / "install.sbatch"
@@ -26,10 +28,10 @@ def pod() -> dict[str, Any]:
     return found
 
 
-def test_the_slurm_script_installs_on_the_nodes_of_its_job(site: Site, tmp_path: Path) -> None:
+def test_the_slurm_script_installs_on_the_nodes_of_its_job(fleet: Cluster, tmp_path: Path) -> None:
     """As Slurm runs it: a copy elsewhere, with the job's variables. `ci/install` is this interpreter's."""
     for name in ("node01", "node02"):
-        site.cluster.add(name)
+        fleet.add(name)
     shim = tmp_path / "checkout" / "ci" / "install"
     shim.parent.mkdir(parents=True)
     shim.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m ci.cluster "$@"\n')
@@ -37,7 +39,7 @@ def test_the_slurm_script_installs_on_the_nodes_of_its_job(site: Site, tmp_path:
     copy = tmp_path / "slurm_script"
     copy.write_bytes(SCRIPT.read_bytes())
     job = {"SLURM_SUBMIT_DIR": str(tmp_path / "checkout"), "SLURM_JOB_NODELIST": "node[01-02]", "PYTHONPATH": str(REPO)}
-    command = ["bash", str(copy), "--status", "--ssh-config", str(site.cluster.config)]
+    command = ["bash", str(copy), "--status", "--ssh-config", str(fleet.config)]
     done = subprocess.run(command, env=clean() | job, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("│")] == ["node01", "node02"]
@@ -49,7 +51,9 @@ def test_the_slurm_script_installs_on_the_nodes_of_its_job(site: Site, tmp_path:
 
 def test_the_init_container_installs_and_the_worker_finds_it(site: Site, tmp_path: Path, pod: dict[str, Any]) -> None:
     (init,), (worker,) = pod["initContainers"], pod["containers"]
-    requirements = site.requirements()
+    requirements = tmp_path / "locked.txt"
+    digest = hashlib.sha256(site.index.files["torch_multiworld-1.0-py3-none-any.whl"]).hexdigest()
+    requirements.write_text(f"torch-multiworld==1.0 --hash=sha256:{digest}\n")
     values = {
         "/multiworld": str(tmp_path / "multiworld"),
         "/requirements/requirements.txt": str(requirements),

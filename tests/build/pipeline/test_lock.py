@@ -25,6 +25,7 @@ tooling = ["left>=1"]
 test = ["right"]
 lint = ["left", "right"]
 gpu = [{ include-group = "test" }, "left"]
+fleet = [{ include-group = "tooling" }]
 sign = ["right"]
 types = ["right"]
 conda = ["right<3"]
@@ -94,7 +95,8 @@ def content(project: Path) -> dict[str, str]:
 
 def test_each_group_is_locked_with_hashes_and_names_no_index(project: Path, server: Index) -> None:
     assert sorted(content(project)) == [
-        f"{name}.txt" for name in ("conda", "cuda-9.9", "gpu", "lint", "nox", "sign", "test", "tooling", "types")
+        f"{name}.txt"
+        for name in ("conda", "cuda-9.9", "fleet", "gpu", "lint", "nox", "sign", "test", "tooling", "types")
     ]
     digest = hashlib.sha256(server.files["left-1.0-py3-none-any.whl"]).hexdigest()
     assert content(project)["tooling.txt"].endswith(f"left==1.0 \\\n    --hash=sha256:{digest}\n")

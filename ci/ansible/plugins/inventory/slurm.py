@@ -1,0 +1,57 @@
+"""Hosts as Slurm lists them, each with or without `USER@`: `-i 'node[01-20],login1,'`."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+from math import prod
+from pathlib import Path
+
+from ansible.errors import AnsibleParserError
+from ansible.plugins.inventory import BaseInventoryPlugin
+
+DOCUMENTATION = "name: slurm\nshort_description: Hosts as Slurm lists them\n"
+_NUMBERS = r"\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\]"
+#: What begins with a dash would be an option of ssh.
+_ITEM = re.compile(rf"(?!-)(?:[\w.:@-]|{_NUMBERS})+")
+MOST = 100_000
+
+
+def expand(text: str) -> list[str]:
+    """Return the hosts of a list in its order, each once; a range keeps the leading zeros of its first number."""
+    found: dict[str, None] = {}
+    for item in re.split(r"[,\s]+(?![^\[]*\])", text.strip(", ")):
+        if not _ITEM.fullmatch(item):
+            raise AnsibleParserError(f"{item!r} is not a list of hosts as Slurm writes them, e.g. node[01-20],login1")
+        parts = [_numbers(part) if part[:1] == "[" else [part] for part in re.split(r"(\[.*?\])", item)]
+        if prod(map(len, parts)) > MOST:
+            raise AnsibleParserError(f"{item!r} names more than {MOST} hosts")
+        found.update(dict.fromkeys(map("".join, product(*parts))))
+    return list(found)
+
+
+def _numbers(brackets: str) -> list[str]:
+    found = []
+    for first, last in re.findall(r"(\d+)(?:-(\d+))?", brackets):
+        if not 0 <= int(last or first) - int(first) < MOST:
+            raise AnsibleParserError(f"{brackets} has a range that is empty or too long")
+        found += [str(number).zfill(len(first)) for number in range(int(first), int(last or first) + 1)]
+    return found
+
+
+class InventoryModule(BaseInventoryPlugin):
+    """The plugin."""
+
+    NAME = "slurm"
+
+    def verify_file(self, path: str) -> bool:
+        return "," in path and not Path(path).exists()
+
+    def parse(self, inventory, loader, path: str, cache: bool = True) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001
+        super().parse(inventory, loader, path, cache)
+        for name in expand(path):
+            user, _, address = name.rpartition("@")
+            inventory.add_host(name)
+            inventory.set_variable(name, "ansible_host", address)
+            if user:
+                inventory.set_variable(name, "ansible_user", user)

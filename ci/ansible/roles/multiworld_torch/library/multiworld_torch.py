@@ -1,0 +1,300 @@
+"""Ansible's module for a host: releases of torch as environments beside each other, one of which is in use.
+
+PREFIX/releases/NAME is an environment, PREFIX/current a symbolic link to the one in use, PREFIX/cache what uv unpacked,
+which environments are linked from. A prefix and a release that this made have a mark; nothing else is touched.
+For any Python that ansible-core supports on hosts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import itertools
+import json
+import os
+import platform
+import pwd
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, Callable, Iterator  # noqa: UP035 - typing's, for Python 3.8
+
+from ansible.module_utils.basic import AnsibleModule
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    # looked: read only; claimed: room and a driver are there, and the prefix is marked; made: the release is whole and
+    # healthy; current: it is in use.
+    "state": {"required": True, "choices": ["looked", "claimed", "made", "current"]},
+    "prefix": {"required": True},
+    "release": {"default": ""},  # its name; of a kept one the beginning is enough
+    "lock": {"default": ""},  # the text of a pylock.toml; without it the release must be a kept one
+    "again": {"type": "bool", "default": False},  # make the release although it is kept
+    "keep": {"type": "int", "default": 2},  # releases that stay beside the current one
+    "after": {"default": ""},  # shell command after the switch; if it fails, the release from before is used again
+    "doctor": {"type": "bool", "default": False},  # let `looked` run `multiworld doctor`
+    "timeout": {"type": "int", "default": 1800},  # seconds for each command
+}
+MARK, LOCK = ".multiworld", "pylock.toml"
+#: The oldest driver of NVIDIA's for the major version of a CUDA runtime.
+DRIVERS = {11: 450, 12: 525, 13: 580}
+#: The disk that a release needs: bytes, and a multiple of the size of its wheels, which are sent and unpacked.
+LEAST, UNPACKED = 64 << 20, 3
+#: Runs words, or a line of the shell, and returns what they print; `judge=False` takes any exit status.
+Run = Callable[..., str]
+
+
+class UnfitError(Exception):
+    """The end of a task, in words for people."""
+
+
+def mark(folder: Path, **facts: object) -> None:
+    part = folder / (MARK + ".part")
+    part.write_text(json.dumps({"made_by": "multiworld_torch", **facts}), encoding="utf-8")
+    part.replace(folder / MARK)
+
+
+def marked(folder: Path) -> dict[str, Any]:
+    """Return what the mark of a folder says; empty for a folder of somebody else."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        facts = json.loads((folder / MARK).read_text(encoding="utf-8"))
+        return facts if facts["made_by"] == "multiworld_torch" and not folder.is_symlink() else {}
+    return {}
+
+
+class Prefix:
+    """The folder that holds the releases of a host."""
+
+    def __init__(self, text: str) -> None:
+        home = os.path.expanduser("~")  # noqa: PTH111 - Path.home() may fail
+        self.path = Path(os.path.expanduser(text))  # noqa: PTH111
+        self.link, self.releases = self.path / "current", self.path / "releases"
+        taken = {os.path.realpath(path) for path in ("/", home, *(user.pw_dir for user in pwd.getpwall()))}
+        if not self.path.is_absolute() or os.path.realpath(str(self.path)) in taken:
+            raise UnfitError(f"{text!r} cannot be the prefix: name a folder for this alone, absolute or below ~")
+        if self.path.exists() and not marked(self.path) and any(self.path.iterdir()):
+            raise UnfitError(f"{self.path} has files of somebody else: name a new or an empty folder as the prefix")
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        with (self.path / ".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UnfitError("another installation is at work on this host: run again when it has ended") from None
+            yield
+
+    def kept(self) -> list[str]:
+        """Return the whole releases, the one that was used last first."""
+        whole = [path for path in self.releases.glob("*") if marked(path).get("whole")]
+        return [path.name for path in sorted(whole, key=lambda path: -(path / MARK).stat().st_mtime_ns)]
+
+    def locks(self) -> str:
+        return "".join((self.releases / name / LOCK).read_text(encoding="utf-8") for name in self.kept())
+
+    def target(self) -> str:
+        return os.readlink(str(self.link)) if self.link.is_symlink() else ""  # noqa: PTH115 - for Python 3.8
+
+    def current(self) -> str:
+        return next((name for name in self.kept() if self.target() == f"releases/{name}"), "")
+
+    def use(self, name: str) -> None:
+        """Let the link name a release, in one step; without a name there is none."""
+        if os.path.lexists(str(self.link)) and not self.target().startswith("releases/"):
+            raise UnfitError(f"{self.link} is not a link of this installation: move it away")
+        new = self.path / ".current.new"
+        with contextlib.suppress(FileNotFoundError):
+            (new if name else self.link).unlink()
+        if name:
+            new.symlink_to(f"releases/{name}")
+            new.replace(self.link)
+            os.utime(str(self.releases / name / MARK))
+
+    def prune(self, keep: int, lock: str = "") -> None:
+        """Remove all but the current release, those used last, and what these and a lock have in the cache."""
+        current = self.current()
+        kept = {current, *[name for name in self.kept() if name != current][:keep]}
+        for folder in self.releases.glob("*"):
+            if marked(folder) and folder.name not in kept:
+                mark(folder)  # not whole any more, and ours to the end
+                for path in folder.iterdir():
+                    if path.name != MARK:
+                        shutil.rmtree(str(path)) if path.is_dir() and not path.is_symlink() else path.unlink()
+                shutil.rmtree(str(folder))
+        locks = self.locks() + lock
+        for sent in (self.path / "cache" / "wheels").glob("*"):
+            if sent.name not in locks:
+                sent.unlink()
+        for unpacked in (self.path / "cache" / "uv").glob("archive-*/*"):
+            if not any(path.stat().st_nlink > 1 for path in unpacked.rglob("*") if path.is_file()):
+                shutil.rmtree(str(unpacked))
+
+
+def driver() -> str:
+    with contextlib.suppress(OSError):
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
+        return "".join(re.findall(r"NVRM version.*?\s(\d+\.[\d.]+)\s", text)[:1])
+    return ""
+
+
+def doctor(folder: Path, run: Run) -> dict[str, list[str]]:
+    """Return the names of the doctor's checks by verdict; empty where multiworld is not part of the release."""
+    program = folder / "bin" / "multiworld"
+    found: dict[str, list[str]] = {}
+    try:
+        for check in (
+            json.loads(run([str(program), "doctor", "--json"], judge=False))["checks"] if program.exists() else ()
+        ):
+            found.setdefault(check["verdict"], []).append(f"{check['name']}: {check['found']}")
+    except (ValueError, KeyError, TypeError):
+        return {"fail": ["multiworld doctor --json gives no verdicts"]}
+    return found
+
+
+def healthy(folder: Path, run: Run) -> dict[str, list[str]]:
+    found = doctor(folder, run)
+    if "fail" in found:
+        raise UnfitError("multiworld doctor finds failures: " + "; ".join(found["fail"]))
+    return found
+
+
+def looked(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:
+    return {"doctor": doctor(prefix.link, run) if asked["doctor"] and prefix.current() else {}}
+
+
+def claimed(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:  # noqa: ARG001 - as the others
+    runtimes = re.findall(r'name = "nvidia-cuda-runtime[^"]*"\s+version = "(\d+)', asked["lock"])
+    least = max((DRIVERS.get(int(major), 0) for major in runtimes), default=0)
+    if driver() and int(driver().split(".")[0]) < least:
+        raise UnfitError(f"NVIDIA's driver {driver()} is too old: the release needs {least} or newer")
+    have = prefix.locks()
+    sizes = re.findall(r'\bsize = (\d+)[^"]*sha256 = "(\w+)"', asked["lock"])
+    need = LEAST + UNPACKED * sum(int(size) for size, digest in sizes if digest not in have)
+    there = next(path for path in (prefix.path, *prefix.path.parents) if path.exists())
+    free = shutil.disk_usage(str(there)).free
+    if need > free:
+        raise UnfitError(f"the disk is full: the release needs {need >> 20} MB, {free >> 20} MB are free in {there}")
+    new = not marked(prefix.path)
+    if not asked["dry"]:
+        for folder in (prefix.releases, prefix.path / "cache" / "wheels"):
+            folder.mkdir(parents=True, exist_ok=True)
+        mark(prefix.path)
+    return {"changed": new}
+
+
+def made(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:
+    """Have a release that is whole and healthy."""
+    kept = [name for name in prefix.kept() if name.startswith(asked["release"])]
+    if asked["lock"] and (asked["again"] or not kept):
+        return {"changed": True, "wanted": asked["release"]} if asked["dry"] else filled(prefix, asked, run)
+    exact = [name for name in kept if name == asked["release"]] or kept
+    if not asked["lock"] and len(exact) != 1:
+        names = ", ".join(prefix.kept()) or "none"
+        raise UnfitError(f"{len(exact)} kept releases begin with {asked['release']!r}; kept are: {names}")
+    return {"wanted": exact[0], "doctor": healthy(prefix.releases / exact[0], run)}
+
+
+def common(lock: str, have: str) -> str:
+    """Return a lock without the packages of which no file is in `have`."""
+    head, *packages = re.split(r"^(?=\[\[packages]])", lock, flags=re.MULTILINE)
+    return head + "".join(
+        text for text in packages if any(digest in have for digest in re.findall(r'sha256 = "(\w+)"', text))
+    )
+
+
+def filled(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:
+    """Make an environment; whatever stops this, no part of it stays."""
+    prefix.prune(asked["keep"], asked["lock"])
+    names = itertools.chain([asked["release"]], (f"{asked['release']}.{number}" for number in itertools.count(2)))
+    folder = next(prefix.releases / name for name in names if name not in prefix.kept())
+    folder.mkdir()
+    mark(folder)
+    try:
+        uv, python = str(prefix.path / "cache" / "uv-program"), str(folder / "bin" / "python")
+        run([uv, "venv", "--allow-existing", "--python", sys.executable, str(folder)])
+        sync = [uv, "pip", "sync", "--preview-features", "pylock", "--python", python, str(folder / LOCK)]
+        # What a kept release has is in the cache; a server that says nothing of its age would be asked for it again.
+        (folder / LOCK).write_text(common(asked["lock"], prefix.locks()), encoding="utf-8")
+        run([*sync, "--offline"], judge=False)
+        (folder / LOCK).write_text(asked["lock"], encoding="utf-8")
+        run(sync)
+        run([uv, "pip", "check", "--python", python])
+        found = healthy(folder, run)
+        mark(folder, whole=True)
+    finally:
+        if not marked(folder).get("whole"):
+            prefix.prune(asked["keep"])
+    return {"changed": True, "wanted": folder.name, "doctor": found}
+
+
+def current(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:
+    old, name = prefix.current(), asked["release"]
+    if old == name or asked["dry"]:
+        return {"changed": old != name}
+    prefix.use(name)
+    try:
+        run(asked["after"])
+    except UnfitError as error:
+        prefix.use(old)
+        with contextlib.suppress(UnfitError):
+            run(asked["after"] if old else "")
+        raise UnfitError(f"{error}\nthe host runs {old or 'no release'} as before") from None
+    prefix.prune(asked["keep"])
+    return {"changed": True}
+
+
+def host(prefix: Prefix, run: Run) -> dict[str, Any]:
+    """Return what the host is and what it runs."""
+    uv = prefix.path / "cache" / "uv-program"
+    infos = (path.name[: -len(".dist-info")] for path in prefix.link.glob("lib/python*/site-packages/*.dist-info"))
+    return {
+        "prefix": str(prefix.path),
+        "python": ".".join(map(str, sys.version_info[:2])),
+        "machine": platform.machine(),
+        "glibc": platform.libc_ver()[1],
+        "driver": driver(),
+        "uv": run([str(uv), "--version"], judge=False).strip() if uv.exists() else "",
+        "release": prefix.current(),
+        "kept": prefix.kept(),
+        "versions": {name.lower().replace("_", "-"): version for name, _, version in (i.partition("-") for i in infos)},
+    }
+
+
+def runner(module: AnsibleModule, cache: Path) -> Run:
+    def run(command: list[str] | str, judge: bool = True) -> str:
+        words = ["sh", "-c", command] if isinstance(command, str) else command
+        own = {"UV_CACHE_DIR": str(cache), "UV_NO_CONFIG": "1", "UV_PYTHON_DOWNLOADS": "never", "UV_SYSTEM_CERTS": "1"}
+        limit = ["timeout", str(module.params["timeout"])]
+        status, out, err = module.run_command([*limit, *words], environ_update={**own, "PYTHONNOUSERSITE": "1"})
+        if status and judge:
+            why = "did not end in time" if status == 124 else f"failed with status {status}"
+            full = "the disk is full: " if "os error 28" in err else ""
+            end = "\n".join((err.strip() or out).splitlines()[-12:])
+            shown = " ".join([Path(words[0]).name, *words[1:3]])[:80]
+            raise UnfitError(f"{full}{shown} {why}\n{end}")
+        return str(out)
+
+    return run
+
+
+def main() -> None:
+    module = AnsibleModule(OPTIONS, supports_check_mode=True)
+    asked = {**module.params, "dry": module.check_mode}
+    try:
+        prefix = Prefix(asked["prefix"])
+        run = runner(module, prefix.path / "cache" / "uv")
+        act = {"looked": looked, "claimed": claimed, "made": made, "current": current}[asked["state"]]
+        writes = asked["state"] in ("made", "current") and not asked["dry"]
+        with prefix.locked() if writes else contextlib.nullcontext():
+            answer = act(prefix, asked, run)
+        module.exit_json(changed=answer.pop("changed", False), host={**host(prefix, run), **answer})
+    except UnfitError as error:
+        module.fail_json(msg=str(error))
+    except OSError as error:
+        full = "the disk is full: " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        module.fail_json(msg=f"{full}{error}; correct that there, or name another prefix")
+
+
+if __name__ == "__main__":
+    main()

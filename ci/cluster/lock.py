@@ -1,0 +1,120 @@
+"""The lock for one kind of host: the address and the hash of each wheel. `ci/ansible` calls this once for each kind."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+import uv
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from build.bootstrap import uv_settings
+from build.cli import guarded, only
+from build.errors import ClaimError, EnvironmentUnfitError, UsageError
+from build.process import run
+from build.wheelhouse import signing, trust
+
+#: The versions of glibc for which uv knows a platform.
+_GLIBC = (17, 28, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40)
+_KIND = re.compile(r"3\.\d{1,2} \w{1,20} 2\.(\d{1,2})")
+
+
+class Request(msgspec.Struct, frozen=True):
+    """The request of the administrator.
+
+    Attributes:
+        specs: requirements, e.g. `torch==2.6.0+cu124.mw5`.
+        indexes: package indexes; a name that one has is never taken from a later one. The first is the wheelhouse.
+        wheels: a folder of wheels, which are sent to the hosts.
+        key: the public key that must have signed the list of the wheelhouse.
+    """
+
+    specs: tuple[str, ...] = ()
+    indexes: tuple[str, ...] = ()
+    wheels: str = ""
+    key: str = ""
+
+    def named(self) -> str:
+        """Return `NAME-VERSION` of the first requirement.
+
+        Raises:
+            UsageError: something can be seen to be wrong before any host is asked.
+        """
+        try:
+            first, *_ = [Requirement(spec) for spec in self.specs]
+        except (InvalidRequirement, ValueError) as error:
+            raise UsageError(
+                f"this cannot be installed: {error}", remedy="name what to install, NAME==VERSION"
+            ) from None
+        if self.wheels and not any(Path(self.wheels).glob("*.whl")):
+            raise UsageError(f"{self.wheels} has no wheels", remedy="name the folder that holds the *.whl files")
+        if self.key:
+            self.trusted()
+        pinned = [item.version for item in first.specifier if item.operator == "=="]
+        return "-".join([canonicalize_name(first.name), *pinned])
+
+    def trusted(self) -> trust.Index:
+        """Return the list of the wheelhouse; the key must have signed it, and it must be fresh."""
+        if not self.indexes:
+            raise UsageError("--key is for a wheelhouse", remedy="name it as the first --index URL")
+        return trust.trusted(self.indexes[0], signing.public_key(Path(self.key)))[0]
+
+    def sources(self) -> list[str]:
+        """Return uv's options for where wheels come from."""
+        folder = ["--find-links", self.wheels] if self.wheels else []
+        if not self.indexes:
+            return [*folder, "--no-index"] if self.wheels else []
+        return [*folder, *trust.uv_options(self.indexes[0], self.indexes[1:])]
+
+
+def lock(request: str, python: str, machine: str, glibc: str, file: Path) -> None:
+    """Write the lock for hosts of a kind; a file of this machine is named by its path, and sent."""
+    asked = msgspec.json.decode(request, type=Request)
+    text = _compiled(asked, python, machine, glibc)
+    own = {canonicalize_name(path.name.split("-")[0]) for path in Path(asked.wheels).glob("*.whl") if asked.wheels}
+    packages = msgspec.toml.decode(text)["packages"]
+    for package in packages:
+        if package["name"] in own and not all(item["url"].startswith("file:") for item in package.get("wheels", ())):
+            cause = "the index has a version that is newer, or fits better"
+            raise ClaimError(
+                f"{package['name']} would not come from {asked.wheels}", cause=cause, remedy="name its version"
+            )
+    if asked.key:
+        asked.trusted().check_pins("\n".join(map(_pin, packages)))
+    file.write_text(
+        re.sub(r'url = "file://([^"]+)"', lambda found: f'path = "{unquote(found[1])}"', text), encoding="utf-8"
+    )
+
+
+def _pin(package: dict[str, Any]) -> str:
+    """Return a package of a lock as a requirement with hashes."""
+    files = package.get("wheels") or [package["archive"]]
+    return " ".join([package["name"], *(f"--hash=sha256:{item['hashes']['sha256']}" for item in files)])
+
+
+def _compiled(asked: Request, python: str, machine: str, glibc: str) -> str:
+    kind = _KIND.fullmatch(f"{python} {machine} {glibc}")
+    if kind is None or int(kind[1]) < _GLIBC[0]:
+        found = f"Python {python!r}, machine {machine!r}, glibc {glibc!r}"
+        raise UsageError(f"torch is not for this host: {found}", remedy="name another Python, or upgrade the host")
+    platform = f"{machine}-manylinux_2_{max(known for known in _GLIBC if known <= int(kind[1]))}"
+    options = ["--quiet", "--format", "pylock.toml", "--no-header", "--no-annotate", "--only-binary", ":all:"]
+    options += ["--python-version", python, "--python-platform", platform, "--no-python-downloads", *asked.sources()]
+    env = {} if asked.indexes or asked.wheels else uv_settings()
+    done = run([uv.find_uv_bin(), "pip", "compile", "-", *options], stdin="\n".join(asked.specs).encode(), env=env)
+    if done.returncode:
+        raise EnvironmentUnfitError(
+            f"{', '.join(asked.specs)} cannot be had for Python {python} on {platform}",
+            cause=done.tail,
+            remedy="check name and version, and what --index and --wheels offer",
+        )
+    return done.stdout.decode()
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(only(lock)))
