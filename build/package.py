@@ -23,8 +23,8 @@ from build.overlay import runtime, toolchain
 from build.overlay.toolchain import Toolchain
 from build.paths import REPO, TESTS, atomic_write
 from build.process import run
-from build.wheeltest.environments import create, install_built, uv_run
 from build.wheels.platforms import newer
+from build.wheeltest.environments import create, install_built, uv_run
 
 #: The oldest g++ that knows `-std=c++20`, and the newest system that the wheel may ask for.
 _GCC = 10
@@ -48,9 +48,8 @@ def make(folder: Path) -> Path:
     compiler = toolchain.find(_GCC)
     with tempfile.TemporaryDirectory(prefix="wheel-") as scratch:
         wheel = _compiled(compiler, Path(scratch))
-        _check_tag(wheel)
-        tried = list(_tried(wheel, Path(scratch)))
-        note(f"it works on CPython {', '.join(tried)}")
+        check_tag(wheel)
+        note(f"it works on CPython {', '.join(tried(wheel, Path(scratch)))}")
         with atomic_write(folder / wheel.name) as part:
             shutil.copyfile(wheel, part)
     return folder / wheel.name
@@ -59,17 +58,21 @@ def make(folder: Path) -> Path:
 def _compiled(compiler: Toolchain, scratch: Path) -> Path:
     """Build the wheel, with both libraries in it."""
     step(f"the wheel, by {compiler.identity}")
-    libraries = ["-x", "none", *runtime.prepare(compiler, ())]
-    env = {"CXX": str(compiler.cxx), "LDLIBS": shlex.join(map(str, libraries))}
-    done = uv_run("the wheel", "build", "--wheel", "--out-dir", scratch, REPO, env=env)
+    done = uv_run("the wheel", "build", "--wheel", "--out-dir", scratch, REPO, env=settings(compiler))
     if b"is built without" in done.stderr:
         remedy = f"read what the compiler says; CXX names another one than {compiler.cxx}"
         raise CompileError("the wheel would have no compiled engine", cause=done.tail, remedy=remedy)
     return next(scratch.glob("*.whl"))
 
 
-def _check_tag(wheel: Path) -> None:
-    """Compare the platform in the name with what auditwheel finds."""
+def settings(compiler: Toolchain) -> dict[str, str]:
+    """Return the variables with which hatch_build.py links for old systems."""
+    libraries = ["-x", "none", *runtime.prepare(compiler, ())]  # the compiler is told that the source was C++
+    return {"CXX": str(compiler.cxx), "LDLIBS": shlex.join(map(str, libraries))}
+
+
+def check_tag(wheel: Path) -> None:
+    """Raise WheelError unless the name says which platform the wheel needs, by auditwheel, and that is old enough."""
     done = run([sys.executable, "-m", "auditwheel", "show", "--json", wheel])
     if done.returncode:
         raise WheelError(f"auditwheel cannot read {wheel.name}", cause=done.tail)
@@ -84,8 +87,12 @@ def _check_tag(wheel: Path) -> None:
         )
 
 
-def _tried(wheel: Path, scratch: Path) -> Iterator[str]:
-    """Yield the Pythons on which the wheel works: each that this machine has, or that uv can fetch."""
+def tried(wheel: Path, scratch: Path) -> Iterator[str]:
+    """Yield the Pythons on which the wheel works: all that this machine has, or that uv can fetch.
+
+    Raises:
+        ProbeError: there is one on which it does not.
+    """
     for python in _pythons():
         folder = scratch / f"python{python}"
         try:

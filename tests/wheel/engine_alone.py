@@ -49,7 +49,7 @@ def refused(kind: type[Exception], call: Any, *arguments: Any) -> bool:
 
 def main() -> None:
     """Use all of the wheel that needs no torch."""
-    native = importlib.import_module("multiworld._engine")
+    native: Any = importlib.import_module("multiworld._engine")
     own = Path(native.__file__)
     assert own.name == "_engine.abi3.so", own
     assert Path(sys.prefix) in own.parents, own
