@@ -49,7 +49,9 @@ def make(folder: Path) -> Path:
     with tempfile.TemporaryDirectory(prefix="wheel-") as scratch:
         wheel = _compiled(compiler, Path(scratch))
         check_tag(wheel)
-        note(f"it works on CPython {', '.join(tried(wheel, Path(scratch)))}")
+        if not (works := ", ".join(tried(wheel, Path(scratch)))):
+            raise EnvironmentUnfitError("no CPython to try the wheel on", remedy="install one, see `uv python list`")
+        note(f"it works on CPython {works}")
         with atomic_write(folder / wheel.name) as part:
             shutil.copyfile(wheel, part)
     return folder / wheel.name
