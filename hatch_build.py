@@ -93,6 +93,7 @@ def compile_into(root: Path, library: Library, target: Path) -> str:
         with tempfile.TemporaryDirectory(prefix=".native-", dir=target.parent) as folder:
             made = Path(folder, target.name)
             line = [*command, "-O2", "-fPIC", "-shared", *library.options, "-o", str(made), *library.found(root)]
+            line += shlex.split(os.environ.get("LDLIBS", ""))  # as make has it: libraries, behind what needs them
             try:
                 done = subprocess.run(line, cwd=root, capture_output=True, text=True, timeout=_SECONDS, check=False)
             except (OSError, subprocess.TimeoutExpired) as error:

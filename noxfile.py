@@ -173,6 +173,17 @@ def _with_package(session: nox.Session, module: str) -> None:
 
 
 @nox.session
+def wheels(session: nox.Session) -> None:
+    """The package's own wheel, by auditwheel and on every CPython from 3.10 on, without torch and in real worlds."""
+    _tool(session, "wheels", *session.posargs)
+    _install_torch(session)
+    folder = HERE / "dist" / "torch-multiworld"
+    session.install("--no-deps", "--no-index", "--find-links", str(folder), "--reinstall", "torch-multiworld")
+    # Isolated: not the package in this checkout.
+    session.run("python", "-I", "-m", "multiworld", "doctor", env={"MULTIWORLD_ENGINE": "compiled"})
+
+
+@nox.session
 def wheelhouse(session: nox.Session) -> None:
     """Publish what is built as a folder that pip and uv install from: `-- [FOLDER …] [--out DIR] [--key PEM]`."""
     if "--sigstore" in session.posargs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from threading import Lock
@@ -19,7 +19,7 @@ from build.console import step
 from build.errors import EnvironmentUnfitError
 from build.paths import cache, locked
 from build.preflight import interpreter
-from build.process import run
+from build.process import Completed, run
 
 #: In each folder, held while it is in use.
 _LOCK = ".lock"
@@ -35,23 +35,24 @@ class Form(Enum):
     OVERLAY = "overlay"
 
 
-def uv_run(what: str, *arguments: str | Path) -> None:
+def uv_run(what: str, *arguments: str | Path, env: Mapping[str, str] | None = None) -> Completed:
     """Run uv, which makes `what`; raise EnvironmentUnfitError if it fails."""
-    done = run([uv.find_uv_bin(), *arguments], timeout=3600)
+    done = run([uv.find_uv_bin(), *arguments], env=env, timeout=3600)
     if done.returncode:
         raise EnvironmentUnfitError(
             f"{what} could not be made",
             cause=done.tail,
             remedy="check network and disk; uv's settings (UV_DEFAULT_INDEX, UV_CACHE_DIR) apply",
         )
+    return done
 
 
 def _uv(*arguments: str | Path) -> None:
     uv_run("the environment to run the wheels in", *arguments)
 
 
-def create(folder: Path, python: Path) -> None:
-    """Make an empty environment; it has neither pip nor setuptools."""
+def create(folder: Path, python: Path | str) -> None:
+    """Make an empty environment of an interpreter, or of a version that uv finds or fetches, without pip."""
     _uv("venv", "--quiet", "--python", python, folder)
 
 
@@ -67,7 +68,7 @@ def install_into(folder: Path, python: Path, *requirements: str) -> None:
         _uv("pip", "install", "--quiet", "--python", python, "--compile-bytecode", "--target", folder, *requirements)
 
 
-def _install_built(python: Path, wheels: list[Path]) -> None:
+def install_built(python: Path, wheels: list[Path]) -> None:
     """Install wheels alone, by way of a cache of their own that is removed: uv's would keep each of them for ever.
 
     That cache is on the environment's file system, so that the files are linked and not copied.
@@ -129,6 +130,6 @@ def environment(form: Form, python: str, wheels: list[Path]) -> Iterator[Path]:
         made = folder / "venv" / "bin" / "python"
         # The official wheel may stay in uv's cache: it is the same file each time.
         if built := [path for path in wheels if not path.is_relative_to(cache("wheels"))]:
-            _install_built(made, built)
+            install_built(made, built)
         install(made, *wheels, *_numpy(wheels))
         yield made
