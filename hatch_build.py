@@ -65,7 +65,7 @@ PULSE = Library(
 )
 ENGINE = Library(
     Path("multiworld", "_engine.abi3.so"),
-    ("engine/*/*.cc",),
+    ("engine/whole.cc",),
     "CXX",
     _PLUS,
     ("-std=c++20", "-fvisibility=hidden", "-Imultiworld/engine"),
