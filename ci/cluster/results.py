@@ -12,6 +12,8 @@ from msgspec.structs import replace
 from rich.markup import escape
 from rich.table import Table
 
+from build import console
+
 _OLD = "its Python is too old: name another, ansible_python_interpreter, in the inventory"
 _NOISE = "it does not answer as a module does: its login prints, or Python cannot run"
 _HANGS = "it hangs: its login or its Python does not answer"
@@ -130,7 +132,7 @@ def results(lines: Iterable[bytes], done: Outcome, *, dry: bool) -> list[Result]
 def table(all_of: Sequence[Result]) -> Table:
     """Return one row for each host."""
     names = [name for name in _OWN if any(name in one.last.versions for one in all_of)]
-    made = Table("host", "outcome", "release", *names, "doctor", "kept", title="hosts", title_justify="left")
+    made = console.table("hosts", "host", "outcome", "release", *names, "doctor", "kept")
     for one in all_of:
         fails, notes = one.last.doctor.get("fail", []), one.last.doctor.get("note", [])
         doctor = f"fails: {'; '.join(fails)}" if fails else f"ok, {len(notes)} notes" if one.last.doctor else ""

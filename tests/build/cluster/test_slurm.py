@@ -2,12 +2,39 @@
 
 from __future__ import annotations
 
+import multiprocessing
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+
 import pytest
-from ansible.errors import AnsibleParserError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ci.ansible.plugins.inventory.slurm import expand
+_apart: ProcessPoolExecutor
+
+
+@pytest.fixture(scope="module", autouse=True)
+def apart() -> Iterator[None]:
+    """Have a process with Ansible in it: it replaces functions of Python's, which must not reach the other tests."""
+    global _apart
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as _apart:
+        yield
+
+
+def expand(text: str) -> list[str] | None:
+    """The hosts that a list names; None if it is no list."""
+    return _apart.submit(_expand, text).result(60)
+
+
+def _expand(text: str) -> list[str] | None:
+    from ansible.errors import AnsibleParserError
+
+    from ci.ansible.plugins.inventory import slurm
+
+    try:
+        return slurm.expand(text)
+    except AnsibleParserError:
+        return None
 
 
 @pytest.mark.parametrize(
@@ -50,12 +77,12 @@ def test_hosts(text: str, hosts: list[str]) -> None:
     ],
 )
 def test_what_is_no_list(text: str) -> None:
-    with pytest.raises(AnsibleParserError):
-        expand(text)
+    assert expand(text) is None
 
 
 @given(st.integers(0, 999), st.integers(0, 40), st.integers(1, 5))
 def test_a_range_names_all_its_numbers(first: int, more: int, width: int) -> None:
     names = expand(f"n[{first:0{width}}-{first + more}]")
+    assert names is not None
     assert [int(name[1:]) for name in names] == list(range(first, first + more + 1))
     assert all(len(name) >= width + 1 for name in names)
