@@ -201,7 +201,9 @@ def _flush(engine: Any) -> None:
 def test_a_wait_ends_at_its_deadline_and_the_operation_goes_on(two: Two) -> None:
     got = torch.zeros(1)
     number = start_recv(two.b, 0, 7, got)
-    assert two.b.wait(number, 0.05)[0] == PENDING
+    began = time.monotonic()
+    assert two.b.wait(number, 1.2)[0] == PENDING
+    assert time.monotonic() - began >= 1.2, "to look around for signals ends no wait"
     assert two.run(lambda: send(two.a, 1, 7, torch.ones(1), SECONDS), lambda: two.b.wait(number, SECONDS))[1][0] == DONE
     assert got.item() == 1.0
 
