@@ -221,7 +221,11 @@ def take_over(operation: Compiled, outcome: int, peer: int, *theirs: int) -> Non
     if operation.done:
         return
     if outcome == Outcome.DONE:
-        operation.finished(peer)
+        try:
+            operation.finished(peer)
+        except Exception as error:  # noqa: BLE001 - the peer's part cannot be right, and the world's end tells it
+            operation.number = 0  # once is enough
+            operation.engine.mishandled(peer, error)
     elif outcome == Outcome.MISMATCH:
         mode, dtype, nbytes = theirs
         Operation.fail(operation, operation.differs(peer, (mode, dtype, nbytes)))

@@ -6,6 +6,7 @@ otherwise.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -19,6 +20,8 @@ from multiworld.matching.driver import Driver
 from multiworld.matching.histogram import operation_histograms
 from multiworld.matching.membership import Membership
 from multiworld.matching.protocol import Sent
+
+logger = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
@@ -139,6 +142,14 @@ class Registry:
     def protocol_error(self, peer: int, what: str) -> None:
         """A peer sent what no peer of ours can send."""
         self._host.lost(peer, LossReason.PROTOCOL, f"rank {peer} sent what cannot be right: {what}")
+
+    def mishandled(self, peer: int, error: Exception) -> None:
+        """End the generation, so that no wait goes on: what ``peer`` sent could not be handled. In its handler."""
+        if isinstance(error, MemoryError):
+            self.protocol_error(peer, f"a message for which there is no memory: {error}")
+            return
+        logger.exception("world %r: handling what rank %d sent failed", self.membership.name, peer)
+        self.protocol_error(peer, f"{type(error).__name__}: {error}")
 
     def look_at(self, deadline: float) -> None:
         """Look at the deadlines when it is ``deadline``, or sooner. From any thread, without the lock."""
