@@ -413,6 +413,14 @@ class CompiledEngine(Matching):
         self.native.launched(number)
         self._host.launch(operation.gid, operation.launched())
 
+    def look(self, number: int) -> None:
+        """See what is with a collective that nobody waits for: all agree on it, or do not."""
+        operation = self._launching.get(number)
+        if operation is not None:
+            operation.settle()
+            if operation.done:
+                self.take(number)
+
     # what operations ask; nothing is left to ask once the generation is over
 
     def outcome(self, number: int) -> tuple[int, ...]:
@@ -443,6 +451,7 @@ class CompiledEngine(Matching):
     def over(self, number: int) -> None:
         """The backend is done with it, or will not begin it."""
         self._launching.pop(number, None)
+        self._watched.pop(number, None)
         if self.native is not None:
             self.native.over(number)
 

@@ -194,7 +194,7 @@ class CompiledBridge(LoopTie):
         if kind is _Happened.AGREED:
             with owner.lock:
                 if owner.failure is None:
-                    self._engine.agreed(operation)
+                    self._engine.look(operation)
         elif kind is _Happened.REST:
             self._owner.hub.alarm(self._write_rest, time.monotonic() + REST_SECONDS)
         elif kind is _Happened.VALUE:

@@ -228,7 +228,9 @@ bool Engine::wait(uint64_t id, int64_t until, bool* interrupted) {
   }
   if (find(id)) slot->waiting = false;
   if (!leader_) pass_the_lead();
-  return operation->done() || (find(id) && slot->agreed);
+  bool over = operation->done() || (find(id) && slot->agreed);
+  *interrupted &= !over;  // its outcome is not to be lost
+  return over;
 }
 
 void Engine::lead(Locked& lock, Slot& slot, int64_t patience_ns, bool* interrupted) {
@@ -386,7 +388,12 @@ std::vector<uint64_t> Engine::progress() {
 void Engine::settled(Operation& operation) {
   Slot* slot = operation.id ? find(operation.id) : nullptr;
   if (!slot) return;
-  if (operation.withdrawn) return let_go(*slot);
+  if (operation.withdrawn) {
+    bool counted_on = operation.type == Operation::Type::collective && operation.outcome == Outcome::mismatch &&
+                      static_cast<CollectiveOperation&>(operation).launches;
+    if (!counted_on) return let_go(*slot);
+    return tell({Event::Type::agreed, operation.peer, 0, operation.id, {}});  // its owner takes it
+  }
   report(*slot);
 }
 

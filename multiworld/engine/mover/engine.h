@@ -22,6 +22,7 @@ namespace multiworld {
 // What the owner of the world has to deal with.
 struct Event {
   // `rest`: something is left to write, which nobody may be there to do: see `flush`.
+  // `agreed`: a collective goes to the backend; or it was withdrawn, and is a mismatch.
   enum class Type : uint8_t { lost, lane_ended, bye, value, agreed, rest };
   Type type;
   int peer = -1;
