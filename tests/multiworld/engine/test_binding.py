@@ -10,6 +10,8 @@ import resource
 import select
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -528,3 +530,26 @@ def test_without_descriptors_there_is_an_error_and_none_is_kept(native: ModuleTy
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     ours.close()
     theirs.close()
+
+
+WAITING_TO_THE_END = """
+import socket, threading, torch
+from multiworld.engine import library
+ours, theirs = socket.socketpair()
+engine = library.compiled().Engine(0, {1: ours.detach()}, 1 << 20)
+begun, got = threading.Barrier(5), torch.zeros(1)
+def wait():
+    begun.wait()
+    while True:
+        number = engine.start((True, 1, 7, 0, 0, 4, got.data_ptr(), None))
+        engine.wait(number, 0.0003)
+        engine.withdraw(number)
+for _ in range(4):
+    threading.Thread(target=wait, daemon=True).start()
+begun.wait()
+"""
+
+
+def test_a_thread_that_waits_when_the_interpreter_ends_does_not_abort_the_process() -> None:
+    ended = subprocess.run([sys.executable, "-c", WAITING_TO_THE_END], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
