@@ -114,7 +114,7 @@ Engine::~Engine() {
 }
 
 void Engine::close_all() {
-  for (int* fd : {&epoll_, &kick_, &loop_, &host_}) {
+  for (int* fd : {&epoll_, &loop_, &host_}) {
     if (*fd >= 0) close(*fd);
     *fd = -1;
   }
@@ -242,7 +242,7 @@ void Engine::lead(Locked& lock, Slot& slot, int64_t patience_ns, bool* interrupt
   lock.lock();
   leader_ = nullptr;
   *interrupted = count < 0 && error == EINTR;
-  if (kicked_) quiet(kick_);
+  if (kicked_) epoll_ctl(epoll_, EPOLL_CTL_DEL, host_, nullptr);
   kicked_ = false;
   serving_ = &slot;
   serve(events, count);
@@ -418,16 +418,12 @@ void Engine::wake(Slot& slot) {
   }
 }
 
-// Wake the leader. Without a descriptor for that it looks around soon.
+// Wake the leader: the owner's eventfd can always be written to. One of the leader's own might not be had any more.
 void Engine::kick() {
-  if (kick_ < 0) {
-    kick_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    epoll_event event{};
-    event.events = EPOLLIN;
-    if (kick_ >= 0) epoll_ctl(epoll_, EPOLL_CTL_ADD, kick_, &event);
-  }
-  if (!kicked_ && kick_ >= 0) ring(kick_);
-  kicked_ = kick_ >= 0;
+  epoll_event event{};
+  event.events = EPOLLOUT;
+  if (!kicked_) epoll_ctl(epoll_, EPOLL_CTL_ADD, host_, &event);
+  kicked_ = true;
 }
 
 int Engine::completed() {

@@ -511,6 +511,26 @@ def test_a_lane_that_cannot_be_watched_is_an_error_and_stays_the_callers(native:
         os.fstat(file.fileno())
 
 
+def test_who_moves_the_data_is_woken_without_a_descriptor(two: Two) -> None:
+    begun = threading.Event()
+    number = start_recv(two.b, 0, 7, torch.zeros(1))
+
+    def wait() -> Any:
+        begun.set()
+        return two.b.wait(number, SECONDS)
+
+    def end() -> list[int]:
+        begun.wait()
+        time.sleep(0.2)  # it moves the data by then, most likely
+        before = open_numbers()
+        two.b.end(False)
+        return sorted(set(open_numbers()) - set(before))
+
+    ended, made = two.run(wait, end)
+    assert ended[0] == ENDED
+    assert not made
+
+
 def test_without_descriptors_there_is_an_error_and_none_is_kept(native: ModuleType) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     ours, theirs = socket.socketpair()
