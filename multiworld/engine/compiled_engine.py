@@ -381,10 +381,14 @@ class CompiledEngine(Matching):
         return bool(self.native.gives_up()) or self.awaited_work()
 
     def needed(self, peer: int) -> bool:
-        return self.native is not None and bool(self.native.needs(peer))
+        native = self.native
+        return native is not None and bool(native.needs(peer))
 
     def end(self, error: BrokenWorldException) -> None:
         self.fail_all(error, running=False)
+        watched, self._watched = self._watched, {}  # those that run on the backend are told by it
+        for operation in watched.values():
+            operation.wake()  # where an interrupt came between its end and that
 
     # what happens in the compiled engine
 
@@ -392,9 +396,10 @@ class CompiledEngine(Matching):
         """Move what is ready, and settle what has ended of it; in the event loop."""
         if self.native is not None:
             for number in self.native.progress():
-                operation = self._watched.pop(number, None)
+                operation = self._watched.get(number)
                 if operation is not None:
                     operation.settle()
+                    self._watched.pop(number, None)
 
     def watch(self, operation: Compiled) -> None:
         """Settle an operation in ``progress`` once it is done; at once if it is."""

@@ -298,11 +298,15 @@ class Operation:
     def _settle(self) -> None:
         self.done = True
         self.registry.operations.discard(self)
-        if self._wake is not None:
-            self._wake()
+        self.wake()
         if self.parent is not None:
             parent, self.parent = self.parent, None
             parent.one_done()
+
+    def wake(self) -> None:
+        """Wake its waiter, who may have been woken before."""
+        if self._wake is not None:
+            self._wake()
 
     def set_deadline(self, timeout: float | None) -> None:
         """Start the clock: ``timeout`` seconds from now, None for the world's. Without the lock."""

@@ -557,7 +557,7 @@ void Engine::agreed(CollectiveOperation& operation) {
   if (!operation.withdrawn && (slot->waiting || slot->notify)) {
     report(*slot);
   } else {
-    tell({Event::Type::agreed, -1, 0, operation.id, {}});
+    tell({Event::Type::agreed, operation.peer, 0, operation.id, {}});
   }
 }
 
