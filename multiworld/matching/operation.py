@@ -494,8 +494,21 @@ class BatchOperation(Operation):
 
     def _check(self) -> None:
         if self._missing == 0 and not self.done:
-            self.finish = lambda _: [_result(one) for one in self.operations]
+            self.finish = lambda _: _results(self.operations)
             self.complete()
+
+
+def _results(parts: Sequence[Operation]) -> list[int | None]:
+    """Make the results of all, also of those after one that failed; raises the first error."""
+    results, failures = [], []
+    for one in parts:
+        try:
+            results.append(_result(one))
+        except MultiWorldError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
+    return results
 
 
 def _result(one: Operation) -> int | None:
