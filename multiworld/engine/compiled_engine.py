@@ -220,17 +220,15 @@ def take_over(operation: Compiled, outcome: int, peer: int, *theirs: int) -> Non
     """Take over this outcome, unless there is one by now."""
     if operation.done:
         return
-    if outcome == Outcome.DONE:
+    if outcome in (Outcome.DONE, Outcome.AGREED):
         try:
-            operation.finished(peer)
+            operation.finished(peer) if outcome == Outcome.DONE else operation.engine.agreed(operation.number)
         except Exception as error:  # noqa: BLE001 - the peer's part cannot be right, and the world's end tells it
             operation.number = 0  # once is enough
             operation.engine.mishandled(peer, error)
     elif outcome == Outcome.MISMATCH:
         mode, dtype, nbytes = theirs
         Operation.fail(operation, operation.differs(peer, (mode, dtype, nbytes)))
-    elif outcome == Outcome.AGREED:
-        operation.engine.agreed(operation.number)
     elif outcome == Outcome.ENDED and operation.registry.failure is not None:
         Operation.fail(operation, operation.registry.failure)
 

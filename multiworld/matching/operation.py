@@ -504,7 +504,7 @@ def _results(parts: Sequence[Operation]) -> list[int | None]:
     for one in parts:
         try:
             results.append(_result(one))
-        except MultiWorldError as error:
+        except MultiWorldError as error:  # noqa: PERF203 - the others are asked for too
             failures.append(error)
     if failures:
         raise failures[0]

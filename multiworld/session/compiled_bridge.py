@@ -198,7 +198,7 @@ class CompiledBridge(LoopTie):
         for kind, peer, number, operation, text in native.events():
             try:
                 self._handle(_Happened(kind), peer, number, operation, text)
-            except Exception as error:  # noqa: BLE001 - the world's end tells it
+            except Exception as error:  # noqa: BLE001, PERF203 - the world's end tells it
                 self._engine.mishandled(peer, error)
 
     def _handle(self, kind: _Happened, peer: int, number: int, operation: int, text: bytes) -> None:

@@ -166,6 +166,7 @@ def test_a_collective_goes_on_where_that_is_asked_for(store: str, count: int) ->
         assert bool((total == 3.0).all())
         assert [world.state for world in (first, second)] == [WorldState.ACTIVE] * 2
 
+
 @contextlib.contextmanager
 def finishing(store: str, op_timeout: float) -> Iterator[tuple[World, World]]:
     """Two members whose cancelled collectives go on without them."""
