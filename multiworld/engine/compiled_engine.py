@@ -386,7 +386,8 @@ class CompiledEngine(Matching):
         self.fail_all(error, running=False)
         watched, self._watched = self._watched, {}  # those that run on the backend are told by it
         for operation in watched.values():
-            operation.wake()  # where an interrupt came between its end and that
+            if operation.done:
+                operation.wake()  # where an interrupt came between its end and that
 
     # what happens in the compiled engine
 
