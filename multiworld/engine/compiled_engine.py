@@ -220,13 +220,15 @@ def take_over(operation: Compiled, outcome: int, peer: int, *theirs: int) -> Non
     """Take over this outcome, unless there is one by now."""
     if operation.done:
         return
-    if outcome == Outcome.DONE:
-        operation.finished(peer)
+    if outcome in (Outcome.DONE, Outcome.AGREED):
+        try:
+            operation.finished(peer) if outcome == Outcome.DONE else operation.engine.agreed(operation.number)
+        except Exception as error:  # noqa: BLE001 - the peer's part cannot be right, and the world's end tells it
+            operation.number = 0  # once is enough
+            operation.engine.mishandled(peer, error)
     elif outcome == Outcome.MISMATCH:
         mode, dtype, nbytes = theirs
         Operation.fail(operation, operation.differs(peer, (mode, dtype, nbytes)))
-    elif outcome == Outcome.AGREED:
-        operation.engine.agreed(operation.number)
     elif outcome == Outcome.ENDED and operation.registry.failure is not None:
         Operation.fail(operation, operation.registry.failure)
 
@@ -377,10 +379,15 @@ class CompiledEngine(Matching):
         return bool(self.native.gives_up()) or self.awaited_work()
 
     def needed(self, peer: int) -> bool:
-        return self.native is not None and bool(self.native.needs(peer))
+        native = self.native
+        return native is not None and bool(native.needs(peer))
 
     def end(self, error: BrokenWorldException) -> None:
         self.fail_all(error, running=False)
+        watched, self._watched = self._watched, {}  # those that run on the backend are told by it
+        for operation in watched.values():
+            if operation.done:
+                operation.wake()  # where an interrupt came between its end and that
 
     # what happens in the compiled engine
 
@@ -388,9 +395,10 @@ class CompiledEngine(Matching):
         """Move what is ready, and settle what has ended of it; in the event loop."""
         if self.native is not None:
             for number in self.native.progress():
-                operation = self._watched.pop(number, None)
+                operation = self._watched.get(number)
                 if operation is not None:
                     operation.settle()
+                    self._watched.pop(number, None)
 
     def watch(self, operation: Compiled) -> None:
         """Settle an operation in ``progress`` once it is done; at once if it is."""
@@ -408,6 +416,14 @@ class CompiledEngine(Matching):
             return
         self.native.launched(number)
         self._host.launch(operation.gid, operation.launched())
+
+    def look(self, number: int) -> None:
+        """See what is with a collective that nobody waits for: all agree on it, or do not."""
+        operation = self._launching.get(number)
+        if operation is not None:
+            operation.settle()
+            if operation.done:
+                self.take(number)
 
     # what operations ask; nothing is left to ask once the generation is over
 
@@ -439,6 +455,7 @@ class CompiledEngine(Matching):
     def over(self, number: int) -> None:
         """The backend is done with it, or will not begin it."""
         self._launching.pop(number, None)
+        self._watched.pop(number, None)
         if self.native is not None:
             self.native.over(number)
 

@@ -6,6 +6,7 @@ otherwise.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -19,6 +20,8 @@ from multiworld.matching.driver import Driver
 from multiworld.matching.histogram import operation_histograms
 from multiworld.matching.membership import Membership
 from multiworld.matching.protocol import Sent
+
+logger = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
@@ -139,6 +142,14 @@ class Registry:
     def protocol_error(self, peer: int, what: str) -> None:
         """A peer sent what no peer of ours can send."""
         self._host.lost(peer, LossReason.PROTOCOL, f"rank {peer} sent what cannot be right: {what}")
+
+    def mishandled(self, peer: int, error: Exception) -> None:
+        """End the generation, so that no wait goes on: what ``peer`` sent could not be handled. In its handler."""
+        if isinstance(error, MemoryError):
+            self.protocol_error(peer, f"a message for which there is no memory: {error}")
+            return
+        logger.exception("world %r: handling what rank %d sent failed", self.membership.name, peer)
+        self.protocol_error(peer, f"{type(error).__name__}: {error}")
 
     def look_at(self, deadline: float) -> None:
         """Look at the deadlines when it is ``deadline``, or sooner. From any thread, without the lock."""
@@ -287,11 +298,15 @@ class Operation:
     def _settle(self) -> None:
         self.done = True
         self.registry.operations.discard(self)
-        if self._wake is not None:
-            self._wake()
+        self.wake()
         if self.parent is not None:
             parent, self.parent = self.parent, None
             parent.one_done()
+
+    def wake(self) -> None:
+        """Wake its waiter, who may have been woken before."""
+        if self._wake is not None:
+            self._wake()
 
     def set_deadline(self, timeout: float | None) -> None:
         """Start the clock: ``timeout`` seconds from now, None for the world's. Without the lock."""
@@ -479,8 +494,21 @@ class BatchOperation(Operation):
 
     def _check(self) -> None:
         if self._missing == 0 and not self.done:
-            self.finish = lambda _: [_result(one) for one in self.operations]
+            self.finish = lambda _: _results(self.operations)
             self.complete()
+
+
+def _results(parts: Sequence[Operation]) -> list[int | None]:
+    """Make the results of all, also of those after one that failed; raises the first error."""
+    results, failures = [], []
+    for one in parts:
+        try:
+            results.append(_result(one))
+        except MultiWorldError as error:  # noqa: PERF203 - the others are asked for too
+            failures.append(error)
+    if failures:
+        raise failures[0]
+    return results
 
 
 def _result(one: Operation) -> int | None:

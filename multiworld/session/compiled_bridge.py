@@ -23,6 +23,7 @@ from multiworld.engine.compiled_engine import (
 from multiworld.errors import BrokenWorldException, LossReason
 from multiworld.matching.operation import BatchOperation, Operation
 from multiworld.process.torch_modes import torch_modes_active, without_torch_modes
+from multiworld.transport.descriptors import reserve
 from multiworld.transport.poller import REST_SECONDS, LoopTie
 from multiworld.transport.reactor import Reactor
 
@@ -47,6 +48,7 @@ class CompiledOwner(Protocol):
     def hub(self) -> Reactor: ...
     @property
     def failure(self) -> BrokenWorldException | None: ...
+    def interrupted(self, what: str) -> None: ...
     def lane_ended(self, peer: int, error: OSError | None) -> None: ...
     def lost(self, peer: int, how: LossReason, what: str) -> None: ...
     def on_bye(self, peer: int, *, gives_up: bool) -> None: ...
@@ -97,17 +99,22 @@ class CompiledBridge(LoopTie):
         ended.wait()
 
     def _register(self) -> None:
-        loop, native = self._loop, self._native
-        if loop is None or native is None:
-            return
-        self._readers = [native.readable(), native.completed()]
-        for number in self._readers:
-            loop.add_reader(number, self._progress)
+        with self._owner.lock:  # else it may be closed meanwhile
+            loop, native = self._loop, self._native
+            if loop is None or native is None:
+                return
+            self._readers = [native.readable(), reserve.make(native.completed)]
+            for number in self._readers:
+                loop.add_reader(number, self._progress)
         self._progress()  # for what has ended before
 
     def _progress(self) -> None:
-        with _outside_of_modes(), self._owner.lock:
-            self._engine.progress()
+        try:
+            with _outside_of_modes(), self._owner.lock:
+                self._engine.progress()
+        except BaseException:
+            self._owner.interrupted("data was moved")  # what has ended is not told again
+            raise
 
     def drain(self, peer: int) -> None:
         """Read what ``peer`` has sent, and settle what that ends."""
@@ -140,8 +147,9 @@ class CompiledBridge(LoopTie):
 
     def shut(self) -> None:
         """End the data connections, after ``stop``."""
-        if self._native is not None:
-            self._native.shut()
+        native = self._native
+        if native is not None:
+            native.shut()
 
     def written_out(self) -> bool:
         """Write what is left and say that nothing follows, after an orderly ``stop``; whether the peers have all."""
@@ -155,10 +163,11 @@ class CompiledBridge(LoopTie):
     def close(self) -> None:
         """Let go of the loop, the hub and the connections. From any thread."""
         with self._owner.lock:
-            native, self._native, self._engine.native = self._native, None, None
-        if native is None:
-            return
-        self._traffic = native.traffic()
+            native = self._native
+            if native is None:
+                return
+            self._traffic = native.traffic()
+            self._native = self._engine.native = None
         eventful = native.eventful()
 
         # Each closure keeps the engine, and so its descriptors, until they are not watched any more.
@@ -187,18 +196,23 @@ class CompiledBridge(LoopTie):
         if native is None:
             return
         for kind, peer, number, operation, text in native.events():
-            self._handle(_Happened(kind), peer, number, operation, text)
+            try:
+                self._handle(_Happened(kind), peer, number, operation, text)
+            except Exception as error:  # noqa: BLE001, PERF203 - the world's end tells it
+                self._engine.mishandled(peer, error)
 
     def _handle(self, kind: _Happened, peer: int, number: int, operation: int, text: bytes) -> None:
         owner = self._owner
         if kind is _Happened.AGREED:
             with owner.lock:
                 if owner.failure is None:
-                    self._engine.agreed(operation)
+                    self._engine.look(operation)
         elif kind is _Happened.REST:
             self._owner.hub.alarm(self._write_rest, time.monotonic() + REST_SECONDS)
         elif kind is _Happened.VALUE:
             with owner.lock:
+                if owner.failure is not None:  # no backend is set up any more
+                    return
                 owner.on_value(peer, operation, text[:number], text[number:])
         elif kind is _Happened.BYE:
             owner.on_bye(peer, gives_up=bool(number))
@@ -211,7 +225,8 @@ class CompiledBridge(LoopTie):
 
     def _write_rest(self, now: float) -> None:
         """Write for an operation that its waiter has left: the peers wait for the rest, whatever that one does next."""
-        if self._native is not None and self._native.flush():
+        native = self._native
+        if native is not None and native.flush():
             self._owner.hub.alarm(self._write_rest, now + REST_SECONDS)
 
 

@@ -216,11 +216,8 @@ class Session:
                     lane.pump()
             else:
                 lane.pump()
-        except MemoryError as error:
-            self.engine.protocol_error(lane.peer, f"a message for which there is no memory: {error}")
-        except Exception as error:
-            logger.exception("world %r: handling what rank %d sent failed", self.name, lane.peer)
-            self.engine.protocol_error(lane.peer, f"{type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 - the world's end tells it
+            self.engine.mishandled(lane.peer, error)
 
     def on_bye(self, peer: int, *, gives_up: bool) -> None:
         """``peer`` left in good order: what needs it fails, the rest goes on. See ``Engine.depart``."""

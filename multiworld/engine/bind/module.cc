@@ -50,7 +50,8 @@ auto unlocked(F function) {
   PyThreadState* state = PyEval_SaveThread();
   struct Restore {
     PyThreadState* state;
-    ~Restore() { PyEval_RestoreThread(state); }
+    // When the interpreter ends, CPython before 3.14 unwinds the stack of a thread that comes back here, to end it.
+    ~Restore() noexcept(false) { PyEval_RestoreThread(state); }
   } restore{state};
   return function();
 }

@@ -46,7 +46,9 @@ void Agreement::start(const CollectiveRef& operation, const std::vector<Span>& o
   operation->seq = next_++;
   if (auto early = early_.find(operation->seq); early != early_.end()) {
     for (auto& [peer, said] : early->second) {
-      if (std::count(operation->ranks.begin(), operation->ranks.end(), peer)) operation->heard[peer] = std::move(said);
+      if (!std::count(operation->ranks.begin(), operation->ranks.end(), peer)) continue;
+      operation->peer = peer;
+      operation->heard[peer] = std::move(said);
     }
     early_.erase(early);
   }
@@ -98,6 +100,7 @@ void Agreement::arrived(int peer, const Header& header, const Memory& memory) {
     core_.protocol_error(peer, "a collective of number " + std::to_string(header.seq) + ", which cannot be");
     return;
   }
+  operation->peer = peer;
   operation->heard[peer] = std::move(said);
   check(operation);
 }

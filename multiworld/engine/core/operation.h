@@ -46,7 +46,7 @@ struct Operation : std::enable_shared_from_this<Operation> {
   bool borrowed;  // it reads or writes the caller's memory
   bool withdrawn = false;
   Outcome outcome = Outcome::pending;
-  int peer = -1;       // of a message: the world rank it goes to, or came from
+  int peer = -1;       // the world rank a message goes to, or came from; of a collective the last that was heard
   Signature theirs;    // of a mismatch
 
   bool done() const { return outcome != Outcome::pending; }

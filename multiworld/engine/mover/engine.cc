@@ -114,7 +114,7 @@ Engine::~Engine() {
 }
 
 void Engine::close_all() {
-  for (int* fd : {&epoll_, &kick_, &loop_, &host_}) {
+  for (int* fd : {&epoll_, &loop_, &host_}) {
     if (*fd >= 0) close(*fd);
     *fd = -1;
   }
@@ -228,7 +228,9 @@ bool Engine::wait(uint64_t id, int64_t until, bool* interrupted) {
   }
   if (find(id)) slot->waiting = false;
   if (!leader_) pass_the_lead();
-  return operation->done() || (find(id) && slot->agreed);
+  bool over = operation->done() || (find(id) && slot->agreed);
+  *interrupted &= !over;  // its outcome is not to be lost
+  return over;
 }
 
 void Engine::lead(Locked& lock, Slot& slot, int64_t patience_ns, bool* interrupted) {
@@ -240,7 +242,7 @@ void Engine::lead(Locked& lock, Slot& slot, int64_t patience_ns, bool* interrupt
   lock.lock();
   leader_ = nullptr;
   *interrupted = count < 0 && error == EINTR;
-  if (kicked_) quiet(kick_);
+  if (kicked_) epoll_ctl(epoll_, EPOLL_CTL_DEL, host_, nullptr);
   kicked_ = false;
   serving_ = &slot;
   serve(events, count);
@@ -386,7 +388,12 @@ std::vector<uint64_t> Engine::progress() {
 void Engine::settled(Operation& operation) {
   Slot* slot = operation.id ? find(operation.id) : nullptr;
   if (!slot) return;
-  if (operation.withdrawn) return let_go(*slot);
+  if (operation.withdrawn) {
+    bool counted_on = operation.type == Operation::Type::collective && operation.outcome == Outcome::mismatch &&
+                      static_cast<CollectiveOperation&>(operation).launches;
+    if (!counted_on) return let_go(*slot);
+    return tell({Event::Type::agreed, operation.peer, 0, operation.id, {}});  // its owner takes it
+  }
   report(*slot);
 }
 
@@ -411,16 +418,12 @@ void Engine::wake(Slot& slot) {
   }
 }
 
-// Wake the leader. Without a descriptor for that it looks around soon.
+// Wake the leader: the owner's eventfd can always be written to. One of the leader's own might not be had any more.
 void Engine::kick() {
-  if (kick_ < 0) {
-    kick_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    epoll_event event{};
-    event.events = EPOLLIN;
-    if (kick_ >= 0) epoll_ctl(epoll_, EPOLL_CTL_ADD, kick_, &event);
-  }
-  if (!kicked_ && kick_ >= 0) ring(kick_);
-  kicked_ = kick_ >= 0;
+  epoll_event event{};
+  event.events = EPOLLOUT;
+  if (!kicked_) epoll_ctl(epoll_, EPOLL_CTL_ADD, host_, &event);
+  kicked_ = true;
 }
 
 int Engine::completed() {
@@ -554,7 +557,7 @@ void Engine::agreed(CollectiveOperation& operation) {
   if (!operation.withdrawn && (slot->waiting || slot->notify)) {
     report(*slot);
   } else {
-    tell({Event::Type::agreed, -1, 0, operation.id, {}});
+    tell({Event::Type::agreed, operation.peer, 0, operation.id, {}});
   }
 }
 

@@ -22,6 +22,7 @@ namespace multiworld {
 // What the owner of the world has to deal with.
 struct Event {
   // `rest`: something is left to write, which nobody may be there to do: see `flush`.
+  // `agreed`: a collective goes to the backend; or it was withdrawn, and is a mismatch.
   enum class Type : uint8_t { lost, lane_ended, bye, value, agreed, rest };
   Type type;
   int peer = -1;
@@ -167,7 +168,6 @@ class Engine final : private Wire, private Host {
   uint64_t value_bytes_ = 0;  // in these
   std::set<int> farewells_;   // of whom there was one
   int epoll_ = -1;
-  int kick_ = -1;  // wakes the leader; made when there is one to wake
   int loop_ = -1;  // wakes the event loop
   int host_ = -1;  // wakes the owner
   bool in_progress_ = false, kicked_ = false, rung_ = false, rest_told_ = false;

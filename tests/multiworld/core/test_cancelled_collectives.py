@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -20,13 +22,14 @@ from multiworld import (
     MultiWorld,
     OpTimeout,
     PeerLost,
+    TensorMismatch,
     World,
     WorldState,
 )
 from multiworld.lab.context import Context
 from multiworld.manager import WorldManager
 
-SMALL, LARGE = 4, 200_000  # the larger one runs on Gloo
+SMALL, LARGE, VERY_LARGE = 4, 200_000, 2_000_000  # the larger ones run on Gloo
 
 
 async def given_up(world: World, call: Callable[[], Awaitable[Any]], *, done: bool = False) -> None:
@@ -162,6 +165,59 @@ def test_a_collective_goes_on_where_that_is_asked_for(store: str, count: int) ->
         asyncio.run(cancel_and_go_on())
         assert bool((total == 3.0).all())
         assert [world.state for world in (first, second)] == [WorldState.ACTIVE] * 2
+
+
+@contextlib.contextmanager
+def finishing(store: str, op_timeout: float) -> Iterator[tuple[World, World]]:
+    """Two members whose cancelled collectives go on without them."""
+    with MultiWorld() as one, MultiWorld() as other, ThreadPoolExecutor(2) as pool:
+
+        def join(mw: MultiWorld, rank: int) -> World:
+            return mw.sync.join("w", rank, 2, store=store, on_cancel="finish", op_timeout=op_timeout)
+
+        first, second = pool.map(join, (one, other), range(2))
+        yield first, second
+
+
+def test_one_that_the_others_do_not_call_is_over_for_who_gave_it_up(store: str) -> None:
+    with finishing(store, op_timeout=1.0) as (first, second):
+
+        async def cancel() -> None:
+            await given_up(first, lambda: first.all_reduce(torch.ones(LARGE)))
+            with pytest.raises(TensorMismatch):
+                await asyncio.to_thread(second.sync.all_reduce, torch.ones(LARGE + 1))
+            await asyncio.gather(asyncio.to_thread(second.sync.barrier), first.barrier())
+
+        asyncio.run(cancel())
+        engine: Any = first.member.session.engine
+        wait_until(lambda: not engine.operations, SOON, "it waits for ever")
+        assert first.failure is None
+        assert not vars(engine).get("_launching")
+
+
+def test_nothing_stays_of_one_that_was_given_up_on_the_backend(store: str) -> None:
+    with finishing(store, op_timeout=20.0) as (first, second):
+        engine: Any = first.member.session.engine
+
+        async def cancelled(given: torch.Tensor) -> bool:
+            """Cancel it while the backend works on it, unless it has ended by then."""
+            other = asyncio.ensure_future(asyncio.to_thread(second.sync.all_reduce, torch.ones(VERY_LARGE)))
+            task = asyncio.ensure_future(first.all_reduce(given))
+            while not (task.done() or any(one.running for one in engine.operations)):
+                await asyncio.sleep(0)
+            task.cancel()
+            done, _ = await asyncio.wait({task})
+            await other
+            return all(one.cancelled() for one in done)
+
+        async def main() -> None:
+            while not await cancelled(torch.ones(VERY_LARGE)):
+                pass
+            await asyncio.gather(asyncio.to_thread(second.sync.barrier), first.barrier())
+
+        asyncio.run(main())
+        assert not engine.operations
+        assert not vars(engine).get("_watched")  # of the compiled engine
 
 
 def test_what_on_cancel_may_be(store: str) -> None:

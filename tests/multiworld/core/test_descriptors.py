@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import gc
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 from procs import cluster, wait_until
+from table import members
 
 from multiworld import BrokenWorldException, DescriptorsExhausted, MultiWorld, MultiWorldError
 from multiworld.backends import gloo_sockets
@@ -362,3 +364,14 @@ def test_a_group_of_gloo_does_not_look_at_every_socket_of_the_process(monkeypatc
         assert 0 < len(looked) < 100
     for driver in drivers:
         driver.close(SECONDS)
+
+
+def test_an_event_loop_begins_to_await_without_a_free_descriptor(store: str) -> None:
+    loop, got = asyncio.new_event_loop(), torch.zeros(1)
+    with members(store, 2) as ((first, second), pool):
+        sent = pool.submit(second.sync.send, torch.ones(1), 0)
+        with only(0):
+            loop.run_until_complete(first.recv(got, 1))
+        sent.result(SECONDS)
+    loop.close()
+    assert got.item() == 1.0

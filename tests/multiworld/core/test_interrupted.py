@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from pathlib import Path
 from typing import Any
@@ -96,3 +97,32 @@ def test_a_wait_that_is_interrupted_before_it_waits_is_withdrawn(store: str) -> 
         assert interrupted_at(0, WAITING, lambda: first.sync.recv(got, 1))
         assert not first.member.session.engine.operations
         assert first.failure is None
+
+
+@pytest.mark.timeout(120)
+def test_an_interrupt_as_a_loop_moves_data_loses_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MULTIWORLD_ENGINE", "compiled")  # the other one may forget the task that it was to wake
+    broke = 0
+    for step in range(0, MOST_STEPS, STRIDE):
+        with members(f"file://{tmp_path}/{step}", 2) as ((first, second), _):
+            loop, got = asyncio.new_event_loop(), torch.zeros(COUNT)
+            task = loop.create_task(first.recv(got, 1))
+            loop.run_until_complete(asyncio.sleep(0))  # it waits
+            p2p.send(second.member.session.engine, second, torch.ones(COUNT), 0, 0)
+            second.member.session.bridge.drain(0)
+
+            def ends(loop: asyncio.AbstractEventLoop = loop, task: asyncio.Task[int] = task) -> Any:
+                with contextlib.suppress(WorldClosed):
+                    return loop.run_until_complete(asyncio.wait_for(task, SECONDS))
+
+            hit = interrupted_at(step, (*STARTING, *WAITING), ends)
+            with contextlib.suppress(KeyboardInterrupt):  # which came as the task had its result
+                ends()
+            assert task.done()
+            assert first.failure is None or isinstance(first.failure, WorldClosed)
+            broke += first.failure is not None
+            loop.close()
+            if not hit:
+                break
+    assert not hit, "not every step was tried"
+    assert broke

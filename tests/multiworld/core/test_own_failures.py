@@ -13,8 +13,9 @@ from procs import wait_until
 from table import SOON, members
 from torch.distributed import ReduceOp
 
-from multiworld import InvalidArgument
+from multiworld import InvalidArgument, PeerLost
 from multiworld.backends.gloo import GlooDriver
+from multiworld.backends.slot import DriverSlot
 from multiworld.operations.reduction import Reduction
 
 Call = Callable[[Any], Any]
@@ -105,3 +106,15 @@ def test_gloo_work_is_over_even_if_handling_its_end_fails() -> None:
     assert driver._under_way
     work.future.set_result(None)
     assert not driver._under_way
+
+
+def test_a_backend_that_cannot_be_begun_ends_the_world_at_once(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MULTIWORLD_ENGINE", "compiled")
+
+    def launch(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with members(store, 2) as (worlds, pool):
+        monkeypatch.setattr(DriverSlot, "launch", launch)
+        ends = at_all(worlds, pool, lambda world: world.sync.all_reduce(torch.ones(300_000)))
+        assert [type(end) for end in ends] == [PeerLost] * 2

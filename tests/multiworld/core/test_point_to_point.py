@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 from procs import cluster
+from table import SOON, members
 
 from multiworld import P2P, InvalidArgument, MultiWorld, ObjectRefused, TensorMismatch
 from multiworld.lab.context import Context
+from multiworld.operations import p2p
 
 
 def _member(context: Context, store: str, rank: int, size: int, name: str) -> Any:
@@ -253,3 +255,16 @@ async def bad_arguments(w: Any) -> int:
 
 def test_bad_arguments_are_typed_errors_at_once_and_harm_nothing(store: str) -> None:
     assert run_pair(store, "bad_arguments") == [16, 16]
+
+
+def test_nothing_stays_of_a_batch_of_which_a_part_failed(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MULTIWORLD_ENGINE", "compiled")  # which keeps what was not asked for
+    with members(store, 2) as ((first, second), pool):
+        sent = pool.submit(second.sync.batch_p2p, [P2P("send", torch.ones(6), 0, tag) for tag in range(2)])
+        engine, bridge = first.member.session.engine, first.member.session.bridge
+        batch: Any = p2p.batch_p2p(engine, first, [P2P("recv", torch.zeros(1 + 5 * tag), 1, tag) for tag in range(2)])
+        bridge.wait(batch)
+        with pytest.raises(TensorMismatch):
+            batch.result()
+        assert isinstance(sent.exception(SOON), TensorMismatch)
+        assert [engine.outcome(one.number)[0] for one in batch.operations] == [0, 0]

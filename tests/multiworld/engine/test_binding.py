@@ -10,6 +10,8 @@ import resource
 import select
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -511,6 +513,26 @@ def test_a_lane_that_cannot_be_watched_is_an_error_and_stays_the_callers(native:
         os.fstat(file.fileno())
 
 
+def test_who_moves_the_data_is_woken_without_a_descriptor(two: Two) -> None:
+    begun = threading.Event()
+    number = start_recv(two.b, 0, 7, torch.zeros(1))
+
+    def wait() -> Any:
+        begun.set()
+        return two.b.wait(number, SECONDS)
+
+    def end() -> list[int]:
+        begun.wait()
+        time.sleep(0.2)  # it moves the data by then, most likely
+        before = open_numbers()
+        two.b.end(False)
+        return sorted(set(open_numbers()) - set(before))
+
+    ended, made = two.run(wait, end)
+    assert ended[0] == ENDED
+    assert not made
+
+
 def test_without_descriptors_there_is_an_error_and_none_is_kept(native: ModuleType) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     ours, theirs = socket.socketpair()
@@ -530,3 +552,26 @@ def test_without_descriptors_there_is_an_error_and_none_is_kept(native: ModuleTy
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     ours.close()
     theirs.close()
+
+
+WAITING_TO_THE_END = """
+import socket, threading, torch
+from multiworld.engine import library
+ours, theirs = socket.socketpair()
+engine = library.compiled().Engine(0, {1: ours.detach()}, 1 << 20)
+begun, got = threading.Barrier(5), torch.zeros(1)
+def wait():
+    begun.wait()
+    while True:
+        number = engine.start((True, 1, 7, 0, 0, 4, got.data_ptr(), None))
+        engine.wait(number, 0.0003)
+        engine.withdraw(number)
+for _ in range(4):
+    threading.Thread(target=wait, daemon=True).start()
+begun.wait()
+"""
+
+
+def test_a_thread_that_waits_when_the_interpreter_ends_does_not_abort_the_process() -> None:
+    ended = subprocess.run([sys.executable, "-c", WAITING_TO_THE_END], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
