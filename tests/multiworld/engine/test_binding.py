@@ -231,7 +231,7 @@ def test_a_message_that_came_and_is_not_taken_can_be_given_back(two: Two) -> Non
 def test_a_message_of_the_senders_length_comes_in_memory_that_outlives_the_engine(native: ModuleType) -> None:
     two = Two(native)
     a, b = two.a, two.b
-    limit, text = 1 << 20, b"x" * 100_000
+    limit, text = 1 << 20, b"x" * 1_000_000
     number = b.start((True, 0, 7, int(Mode.OBJECT), 0, limit, None, None))
     a.start((False, 1, 7, int(Mode.OBJECT), 0, len(text) + 3, text, b"end"))
     two.run(lambda: _moved(a, lambda: b.outcome(number)[0] == DONE), lambda: b.wait(number, SECONDS))
