@@ -153,13 +153,19 @@ uint64_t Engine::start(const Message& message) {
 std::vector<uint64_t> Engine::start(const std::vector<Message>& messages) {
   Locked lock(*this);
   std::vector<uint64_t> ids;
-  for (auto& message : messages) lanes_.at(message.peer).hold();
-  for (auto& message : messages) ids.push_back(take_up(begin(message)));
-  for (auto& message : messages) {
-    Lane& lane = lanes_.at(message.peer);
-    lane.release();
-    watch(lane);
+  std::set<Lane*> held;
+  for (auto& message : messages) held.insert(&lanes_.at(message.peer));
+  for (Lane* lane : held) lane->hold();
+  auto let_out = [&] {
+    for (Lane* lane : held) lane->release(), watch(*lane);
+  };
+  try {
+    for (auto& message : messages) ids.push_back(take_up(begin(message)));
+  } catch (...) {
+    let_out();
+    throw;
   }
+  let_out();
   return ids;
 }
 

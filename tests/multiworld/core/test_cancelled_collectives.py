@@ -32,14 +32,17 @@ from multiworld.manager import WorldManager
 SMALL, LARGE, VERY_LARGE = 4, 200_000, 2_000_000  # the larger ones run on Gloo
 
 
-async def given_up(world: World, call: Callable[[], Awaitable[Any]], *, done: bool = False) -> None:
-    """Cancel a collective that is under way, or ``done`` already while its caller is not awake yet."""
+async def given_up(
+    world: World, call: Callable[[], Awaitable[Any]], *, finished_by: Callable[[], Any] | None = None
+) -> None:
+    """Cancel a collective that is under way, or is ``finished_by`` the others while its caller is not awake yet."""
     engine, before = world.member.session.engine, set(world.member.session.engine.operations)
     task = asyncio.ensure_future(call())
     while not (begun := engine.operations - before):
         await asyncio.sleep(0)
     (operation,) = begun
-    if done:  # nobody else moves the data meanwhile: the loop stands still
+    if finished_by is not None:  # nobody else moves the data meanwhile: the loop stands still
+        finished_by()
         wait_until(lambda: moved(world) or operation.done, SOON, "it does not end")
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -95,9 +98,13 @@ def test_a_repeated_all_reduce_has_no_wrong_sum(store: str, count: int) -> None:
 
 def test_a_collective_that_ends_as_it_is_cancelled(store: str) -> None:
     with members(store, 2) as ((first, second), pool):
-        other = pool.submit(second.sync.all_reduce, torch.ones(SMALL))
-        asyncio.run(given_up(first, lambda: first.all_reduce(torch.ones(SMALL)), done=True))
-        other.exception(SOON)  # it may have the sum, or may not
+        others: list[Any] = []
+
+        def finish() -> None:
+            others.append(pool.submit(second.sync.all_reduce, torch.ones(SMALL)))
+
+        asyncio.run(given_up(first, lambda: first.all_reduce(torch.ones(SMALL)), finished_by=finish))
+        others[0].exception(SOON)  # it may have the sum, or may not
         for world in (first, second):
             check_cancelled(world, 0)
 
