@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -23,7 +24,7 @@ def interrupted_at(step: int, file: str | tuple[str, ...], call: Callable[[], An
         if not frame.f_code.co_filename.endswith(file):
             return None
         frame.f_trace_opcodes = True
-        if event == "opcode":
+        if event == "opcode" and not _is_between_blocks(frame):
             left -= 1
             if left < 0:
                 raise KeyboardInterrupt
@@ -38,3 +39,13 @@ def interrupted_at(step: int, file: str | tuple[str, ...], call: Callable[[], An
     finally:
         sys.settrace(before)
     return False
+
+
+def _is_between_blocks(frame: FrameType) -> bool:
+    """Tell whether it enters or leaves a ``with``.
+
+    CPython runs no signal handler between the last step of such a block and the call that leaves it. Here one would
+    leave a lock held for ever.
+    """
+    line = frame.f_lineno  # None for some of what the compiler adds
+    return line is None or linecache.getline(frame.f_code.co_filename, line).lstrip().startswith("with ")

@@ -50,6 +50,14 @@ def comes(world: World, receive: Any, got: torch.Tensor, value: float) -> None:
     assert torch.equal(got, torch.full((COUNT,), value))
 
 
+def is_free(lock: Any) -> bool:
+    """Tell whether another thread can have the lock."""
+    had: bool = lock.acquire(timeout=SECONDS)
+    if had:
+        lock.release()
+    return had
+
+
 @pytest.mark.timeout(120)
 def test_a_message_is_whole_or_its_world_says_that_it_was_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -84,9 +92,10 @@ def test_a_start_that_is_interrupted_leaves_nothing_behind(
 ) -> None:
     monkeypatch.setattr(memory_check, "ACTIVE", watched == "debug memory")  # as MULTIWORLD_DEBUG_MEMORY does
     profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
-    with members(store, 2) as ((first, _), _), profiler if watched == "profiler" else contextlib.nullcontext():
+    with members(store, 2) as ((first, _), pool), profiler if watched == "profiler" else contextlib.nullcontext():
         batch = [P2P("recv", torch.zeros(COUNT), 1, tag) for tag in range(2)]
         assert interrupted_at(step, STARTING, lambda: first.sync.batch_p2p(batch))  # in the middle of its start
+        assert pool.submit(is_free, first.member.session.lock).result(), "it holds the lock"
         assert not first.member.session.engine.operations
         assert isinstance(first.failure, WorldClosed)
 
@@ -104,7 +113,7 @@ def test_an_interrupt_as_a_loop_moves_data_loses_no_end(tmp_path: Path, monkeypa
     monkeypatch.setenv("MULTIWORLD_ENGINE", "compiled")  # the other one may forget the task that it was to wake
     broke = 0
     for step in range(0, MOST_STEPS, STRIDE):
-        with members(f"file://{tmp_path}/{step}", 2) as ((first, second), _):
+        with members(f"file://{tmp_path}/{step}", 2) as ((first, second), pool):
             loop, got = asyncio.new_event_loop(), torch.zeros(COUNT)
             task = loop.create_task(first.recv(got, 1))
             loop.run_until_complete(asyncio.sleep(0))  # it waits
@@ -119,6 +128,7 @@ def test_an_interrupt_as_a_loop_moves_data_loses_no_end(tmp_path: Path, monkeypa
             with contextlib.suppress(KeyboardInterrupt):  # which came as the task had its result
                 ends()
             assert task.done()
+            assert pool.submit(is_free, first.member.session.lock).result(), "it holds the lock"
             assert first.failure is None or isinstance(first.failure, WorldClosed)
             broke += first.failure is not None
             loop.close()
