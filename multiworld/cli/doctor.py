@@ -111,7 +111,7 @@ def _engine() -> Check:
         return Check("engine", Verdict.OK, "compiled code moves the data of worlds on Gloo")
     if library.choice() == "python":
         return Check("engine", Verdict.OK, f"Python moves the data, as {library.CHOICE} says")
-    return Check("engine", Verdict.NOTE, "Python moves the data, several times slower", _COMPILE)
+    return Check("engine", Verdict.NOTE, "Python moves the data: small messages take about twice as long", _COMPILE)
 
 
 def _trial() -> Check:
