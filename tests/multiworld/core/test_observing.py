@@ -125,7 +125,10 @@ def _late_metrics(context: Context, store: str, rank: int) -> Any:
         w.sync.send(torch.ones(1), 0) if rank == 1 else _receives(context, w)
         w.sync.barrier()
         if rank == 0:
+            context.recv()  # the other one has passed the barrier, too
             w.abort("on purpose")
+        else:
+            context.send("passed")
         with pytest.raises(BrokenWorldException):
             w.sync.recv(torch.zeros(1), 1 - rank)
         w.sync.rejoin()
@@ -147,6 +150,8 @@ def test_metrics_made_after_a_join_know_what_came_before(store: str) -> None:
         first, second = c.start(_late_metrics, store, 0), c.start(_late_metrics, store, 1)
         assert first.recv() == "waits"
         second.send("go on")
+        assert second.recv() == "passed"
+        first.send("break")
         found, others = c.results()
     for samples, cause, how in ((found, "WorldClosed", ""), (others, "PeerLost", "reported")):
         assert samples["multiworld_joins_total", "w"] == 2
