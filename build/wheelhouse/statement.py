@@ -9,8 +9,8 @@ from build.record import Artifact, BuildRecord, Provenance
 
 TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"
-#: Of a wheel that no build of this project made: that its signer publishes these bytes, as PEP 740 has it.
-PUBLISHED = "https://docs.pypi.org/attestations/publish/v1"
+#: Of a wheel without a record of its build: that its signer publishes these bytes. It has no more to say.
+PUBLISHED = "urn:multiworld:published:1"
 #: How the parameters are to be read: those of a build of an overlay, as `internalParameters` has them.
 BUILD_TYPE = "urn:multiworld:overlay-build:1"
 #: Who built it where no CI system says so: nobody but the owner of the signing key vouches for it.

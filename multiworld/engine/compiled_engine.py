@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
@@ -47,27 +48,45 @@ class Outcome(enum.IntEnum):
     AGREED = 4
 
 
-class CompiledSend(Operation):
-    """A send that is under way in the compiled engine."""
+class Compiled(Operation, ABC):
+    """An operation that is under way in the compiled engine.
 
-    def __init__(
-        self, engine: CompiledEngine, name: str, peer: int, signature: Signature | None, keep: Any, number: int = 0
-    ) -> None:
-        super().__init__(engine, name, keep)
-        self.engine, self.peer, self.signature = engine, peer, signature
-        self.number = number
+    Attributes:
+        engine: that it is under way in.
+        number: names it there; 0 until it is started.
+    """
+
+    engine: CompiledEngine
+    number = 0
+
+    @abstractmethod
+    def finished(self, peer: int) -> None:
+        """Complete it, or leave that to the backend: nothing is left to do for ``peer``, the last that was heard."""
+
+    @abstractmethod
+    def differs(self, peer: int, theirs: Signature) -> MultiWorldError:
+        """Make the error of a peer that has something else."""
 
     def settle(self) -> None:
         """Take over its outcome, if there is one."""
-        settle(self)
+        if not self.done and self.number:
+            self.take_over(*self.engine.outcome(self.number))
 
-    def finished(self, _: int) -> None:
-        """Complete it: all is written, or copied."""
-        self.complete()
-
-    def differs(self, peer: int, theirs: Signature) -> MultiWorldError:
-        """Make the error of a receive that is for something else."""
-        return refused_send(self, peer, self.signature or _plain_signature(self.keep), theirs)
+    def take_over(self, outcome: int, peer: int, *theirs: int) -> None:
+        """Take over this outcome, unless there is one by now."""
+        if self.done:
+            return
+        if outcome in (Outcome.DONE, Outcome.AGREED):
+            try:
+                self.finished(peer) if outcome == Outcome.DONE else self.engine.agreed(self.number)
+            except Exception as error:  # noqa: BLE001 - the peer's part cannot be right, and the world's end tells it
+                self.number = 0  # once is enough
+                self.engine.mishandled(peer, error)
+        elif outcome == Outcome.MISMATCH:
+            mode, dtype, nbytes = theirs
+            super().fail(self.differs(peer, (mode, dtype, nbytes)))
+        elif outcome == Outcome.ENDED and self.registry.failure is not None:
+            super().fail(self.registry.failure)
 
     def fail(self, error: MultiWorldError) -> None:
         self.settle()  # it may have ended well, and nobody have looked yet
@@ -78,10 +97,32 @@ class CompiledSend(Operation):
         return super().result()
 
     def withdraw(self) -> None:
-        withdraw(self)
+        """Give a message up: its memory is the caller's, and what is under way goes on in the compiled engine."""
+        self.withdrawn = True
+        self.registry.operations.discard(self)
+        self.engine.withdraw(self.number)
 
     def watch(self) -> None:
         self.engine.watch(self)
+
+
+class CompiledSend(Compiled):
+    """A send that is under way in the compiled engine."""
+
+    def __init__(
+        self, engine: CompiledEngine, name: str, peer: int, signature: Signature | None, keep: Any, number: int = 0
+    ) -> None:
+        super().__init__(engine, name, keep)
+        self.engine, self.peer, self.signature = engine, peer, signature
+        self.number = number
+
+    def finished(self, _: int) -> None:
+        """Complete it: all is written, or copied."""
+        self.complete()
+
+    def differs(self, peer: int, theirs: Signature) -> MultiWorldError:
+        """Make the error of a receive that is for something else."""
+        return refused_send(self, peer, self.signature or _plain_signature(self.keep), theirs)
 
     def awaits(self) -> tuple[int, ...]:
         return (self.peer,)
@@ -91,7 +132,7 @@ class CompiledSend(Operation):
         return f"rank {self.peer} {'to take the payload' if matched else 'to post the receive'}"
 
 
-class CompiledReceive(Received):
+class CompiledReceive(Compiled, Received):
     """A receive that is under way in the compiled engine, from ``peers`` or the one of them that sends first."""
 
     def __init__(
@@ -107,10 +148,6 @@ class CompiledReceive(Received):
         self.engine, self.peers, self.signature = engine, peers, signature
         self.number = number
 
-    def settle(self) -> None:
-        """Take over its outcome, if there is one."""
-        settle(self)
-
     def finished(self, peer: int) -> None:
         """Complete it: the message is there."""
         if self.keep is None:
@@ -122,20 +159,9 @@ class CompiledReceive(Received):
         """Make the error of a message that is something else."""
         return refused_receive(self, peer, self.signature or _plain_signature(self.keep), theirs)
 
-    def fail(self, error: MultiWorldError) -> None:
-        self.settle()
-        super().fail(error)
-
-    def result(self) -> Any:
-        self.engine.take(self.number)
-        return super().result()
-
     def withdraw(self) -> None:
-        withdraw(self)
+        super().withdraw()
         self.keep = None
-
-    def watch(self) -> None:
-        self.engine.watch(self)
 
     def awaits(self) -> tuple[int, ...]:
         if len(self.peers) == 1:
@@ -148,17 +174,12 @@ class CompiledReceive(Received):
         return f"one of the ranks {list(self.peers)} to send"
 
 
-class CompiledCollective(CollectiveOperation):
+class CompiledCollective(Compiled, CollectiveOperation):
     """A collective that is agreed on in the compiled engine, and goes with it or through the backend."""
 
     def __init__(self, engine: CompiledEngine, group: GroupMembers, plan: Plan) -> None:
         super().__init__(engine, group.gid, group.digest, group.ranks, plan)
         self.engine = engine
-        self.number = 0
-
-    def settle(self) -> None:
-        """Take over its outcome, if there is one."""
-        settle(self)
 
     def finished(self, _: int) -> None:
         """Make the result of what all sent, or leave it to the backend's end."""
@@ -171,24 +192,14 @@ class CompiledCollective(CollectiveOperation):
         _, heard = self.engine.received(self.number)
         return self.mismatch([heard[rank][0] if rank in heard else self.fingerprint for rank in self.ranks])
 
-    def fail(self, error: MultiWorldError) -> None:
-        self.settle()
-        super().fail(error)
-
-    def result(self) -> Any:
-        self.engine.take(self.number)
-        return super().result()
-
     def withdraw(self) -> None:
-        super().withdraw()
+        self.withdrawn = True
+        self.give_back()
         if self.plan.launch is not None:
             self.settle()  # for the others it goes on: the backend begins it if it can
         self.engine.withdraw(self.number)
         if self.plan.launch is None:
             self.registry.operations.discard(self)
-
-    def watch(self) -> None:
-        self.engine.watch(self)
 
     def missing(self) -> tuple[int, ...]:
         return tuple(self.engine.waits_for(self.number)[1:])
@@ -202,42 +213,8 @@ class CompiledCollective(CollectiveOperation):
         super()._settle()
 
 
-Compiled = CompiledSend | CompiledReceive | CompiledCollective
-
-
 def _plain_signature(tensor: torch.Tensor) -> Signature:
     return Mode.FIXED, CODES[tensor.dtype], tensor.nbytes
-
-
-def settle(operation: Compiled) -> None:
-    """Take over the outcome of an operation, if there is one."""
-    if operation.done or not operation.number:
-        return
-    take_over(operation, *operation.engine.outcome(operation.number))
-
-
-def take_over(operation: Compiled, outcome: int, peer: int, *theirs: int) -> None:
-    """Take over this outcome, unless there is one by now."""
-    if operation.done:
-        return
-    if outcome in (Outcome.DONE, Outcome.AGREED):
-        try:
-            operation.finished(peer) if outcome == Outcome.DONE else operation.engine.agreed(operation.number)
-        except Exception as error:  # noqa: BLE001 - the peer's part cannot be right, and the world's end tells it
-            operation.number = 0  # once is enough
-            operation.engine.mishandled(peer, error)
-    elif outcome == Outcome.MISMATCH:
-        mode, dtype, nbytes = theirs
-        Operation.fail(operation, operation.differs(peer, (mode, dtype, nbytes)))
-    elif outcome == Outcome.ENDED and operation.registry.failure is not None:
-        Operation.fail(operation, operation.registry.failure)
-
-
-def withdraw(operation: CompiledSend | CompiledReceive) -> None:
-    """Give a message up: its memory is the caller's, and what is under way goes on in the compiled engine."""
-    operation.withdrawn = True
-    operation.registry.operations.discard(operation)
-    operation.engine.withdraw(operation.number)
 
 
 class CompiledEngine(Matching):

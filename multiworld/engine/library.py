@@ -30,13 +30,17 @@ def choice() -> str:
 
 
 def compiled() -> Any:
-    """Return the compiled module that new worlds use; None if there is none, or ``MULTIWORLD_ENGINE=python`` is set."""
+    """Return the compiled module that new worlds use; None if there is none, or ``MULTIWORLD_ENGINE=python`` is set.
+
+    Raises:
+        InvalidArgument: the variable names no engine, or one that is not there.
+    """
     if choice() == "compiled" and _module is None:
-        what, cause = (
-            f"{CHOICE} is 'compiled', and there is no compiled engine",
-            "multiworld was built without a compiler",
+        raise InvalidArgument(
+            what=f"{CHOICE} is 'compiled', and there is no compiled engine",
+            cause="multiworld was built without a compiler",
+            remedy="install a C++ compiler, then multiworld again",
         )
-        raise InvalidArgument(what=what, cause=cause, remedy="install a C++ compiler, then multiworld again")
     return None if choice() == "python" else _module
 
 

@@ -33,6 +33,7 @@ class Engine(Matching):
 
     Args:
         sinks: the ways to the peers, by world rank.
+
     Attributes:
         messages: the messages with each peer, by world rank.
         any_receives: receives from any source that wait for a message.

@@ -14,11 +14,11 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from multiworld.engine.compiled_engine import (
+    Compiled,
     CompiledCollective,
     CompiledEngine,
     CompiledReceive,
     CompiledSend,
-    take_over,
 )
 from multiworld.errors import BrokenWorldException, LossReason
 from multiworld.matching.operation import BatchOperation, Operation
@@ -78,7 +78,7 @@ class CompiledBridge(LoopTie):
             while not operation.done:
                 outcome = native.wait(operation.number, math.inf)
                 with self._owner.lock:
-                    take_over(operation, *outcome)
+                    operation.take_over(*outcome)
         elif native is not None and isinstance(operation, CompiledCollective) and operation.number:
             while not operation.done:
                 native.wait(operation.number, math.inf)
@@ -122,9 +122,8 @@ class CompiledBridge(LoopTie):
             if self._native is not None:
                 self._native.drain(peer)
                 for operation in tuple(self._engine.operations):
-                    settle = getattr(operation, "settle", None)
-                    if settle is not None:
-                        settle()
+                    if isinstance(operation, Compiled):
+                        operation.settle()
 
     def lane_ended(self, peer: int) -> bool:
         """Tell whether nothing more comes from ``peer``, all of which was read."""

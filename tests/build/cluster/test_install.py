@@ -19,6 +19,7 @@ from build.paths import REPO
 from ci.cluster.app import install
 from tests.build.cluster.conftest import Site
 from tests.build.cluster.hosts import Cluster, offer, offer_named
+from tests.build.small_disk import small_disk
 from tests.build.wheels.little_wheel import call, clean
 
 
@@ -131,19 +132,6 @@ def _old_pythons() -> dict[str, str]:
     return found
 
 
-@contextlib.contextmanager
-def disk(place: Path, options: str) -> Iterator[None]:
-    """Mount a small file system there."""
-    command: list[str | Path] = ["mount", "-t", "tmpfs", "-o", options, "small", place]
-    done = subprocess.run(command, capture_output=True, timeout=30, check=False)
-    if done.returncode:
-        pytest.skip(f"a small file system cannot be mounted here: {done.stderr.decode().strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", place], check=True, timeout=30)
-
-
 @pytest.mark.slow
 def test_hosts_that_misbehave_are_told_and_the_others_go_on(site: Site, fleet: Cluster) -> None:
     """Each in its way, in one run: the table has all of them, the good ones are installed."""
@@ -170,7 +158,7 @@ def test_hosts_that_misbehave_are_told_and_the_others_go_on(site: Site, fleet: C
     said_of |= {"stranger": "not in known_hosts", "other": "not the one in known_hosts", "denied": "ssh is not let in"}
     full, readonly = fleet.add("full"), fleet.add("readonly")
     said_of |= {"full": "the disk is full", "readonly": "Read-only file system", "down": "Connection refused"}
-    with socket.socket() as closed, disk(full.home, "size=64k"), disk(readonly.home, "ro"):
+    with socket.socket() as closed, small_disk(full.home, "size=64k"), small_disk(readonly.home, "ro"):
         closed.bind(("127.0.0.1", 0))  # no sshd listens, and nothing else may
         fleet.reach("down", closed.getsockname()[1])
         inventory = site.top / "hosts.ini"
