@@ -55,6 +55,7 @@ class Reactor:
         self._stall_watchers: list[Callable[[float], None]] = []
         self._closers: list[Callable[[], None]] = []
         self._stopping = False
+        self._looked = clock()  # when it last looked for a stall of its own
         self.thread = threading.Thread(target=self.run, name="mw-hub", daemon=True)
 
     def start(self) -> None:
@@ -153,30 +154,34 @@ class Reactor:
         """Wait for the next thing, and do what is ready or due."""
         later = self._later[0][0] if self._later else math.inf
         next_due = min(later, min(self._alarms.values(), default=math.inf))
-        due = max(next_due, self.clock())  # what was past when it was asked for shows no stall
-        patience = None if due == math.inf else min(due - self.clock(), LONGEST_SLEEP)
-        for key, events in self._selector.select(patience):
+        due = max(next_due, self._looked)  # what was past when it was asked for shows no stall
+        patience = None if due == math.inf else min(max(due - self.clock(), 0.0), LONGEST_SLEEP)
+        ready = self._selector.select(patience)
+        began = min(due, self.clock())
+        for key, events in ready:
             self._guarded(key.data, events)
         while self._calls:
             self._guarded(self._calls.popleft())
-        self._act(due)
+        self._act(began)
 
-    def _act(self, due: float) -> None:
-        """Do what is due; ``due`` is when we meant to run at the latest."""
-        now = self.clock()
-        self._look_for_stall(now - due)
+    def _act(self, began: float) -> None:
+        """Do what is due; ``began`` is when this turn woke up, or was to wake up if that is earlier."""
+        now = self._look_for_stall(began)
         while self._later and self._later[0][0] <= now:
             self._guarded(heapq.heappop(self._later)[2])
         if min(self._alarms.values(), default=math.inf) <= now:
             for function in [function for function, when in self._alarms.items() if when <= now]:
                 if self._alarms.pop(function, None) is not None:  # one that was before it may have taken it back
                     self._guarded(function, now)
-        self._look_for_stall(self.clock() - now)  # nothing of this takes long, unless we do not get to run
+        self._look_for_stall(now)  # nothing of this takes long, unless we do not get to run
 
-    def _look_for_stall(self, gap: float) -> None:
-        if gap > STALL:
+    def _look_for_stall(self, since: float) -> float:
+        """Tell the watchers if more than ``STALL`` has passed; returns the time."""
+        now = self._looked = self.clock()
+        if now - since > STALL:
             for watcher in tuple(self._stall_watchers):
-                self._guarded(watcher, gap)
+                self._guarded(watcher, now - since)
+        return now
 
     def _guarded(self, function: Callable[..., None], *args: float) -> None:
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import os
 import signal
 import time
 from collections.abc import Callable
@@ -260,7 +259,8 @@ def _briefly_stopped(context: Context, store: str, rank: int) -> Any:
     with MultiWorld() as mw:
         mw.subscribe(lambda event: events.append(type(event).__name__))
         w = mw.sync.join("w", rank, 2, store=store)
-        context.send(os.getpid())
+        assert w.member.session.hub.call_and_wait(lambda: None)  # it watches, and so has something to be late for
+        context.send("joined")
         context.recv()
         try:
             w.sync.barrier(timeout=10)

@@ -247,6 +247,23 @@ def test_a_stall_in_the_middle_of_a_ping_accuses_nobody(member: Member, when: st
     assert member.heard == []
 
 
+def test_a_stall_is_told_where_no_alarm_is_set() -> None:
+    """A hub that is stopped in its first call has nothing to be late for yet."""
+    member = Member(2)
+    with contextlib.closing(member):
+        member.hub.call(lambda: setattr(member.time, "now", member.time.now + 1.5))
+        member.hub.turn()
+        assert member.stalls == [pytest.approx(1.5, abs=EXACTLY)]
+
+
+@pytest.mark.parametrize("seconds", [0.5, 30.0])
+def test_a_stall_between_two_turns_is_told(member: Member, seconds: float) -> None:
+    member.time.now += seconds
+    member.run(BEAT.interval)
+    assert member.stalls == [pytest.approx(seconds, abs=BEAT.lost_after)]
+    assert member.heard == []
+
+
 def test_a_peer_that_cannot_be_reached_nor_looked_at_is_given_ten_times_as_long() -> None:
     member = Member(2, connected=False)
     with contextlib.closing(member):
