@@ -286,6 +286,31 @@ class CompiledEngine(Matching):
             number = self._start_plain(True, peer, key, tensor)
             return None if not number else self._begun(CompiledReceive(self, name, (peer,), None, tensor, number))
 
+    def exchanged(self, name: str, number: int, seconds: float) -> None:
+        """Count a message that was exchanged in one call, which took ``seconds``, and let go of it."""
+        with self.lock:
+            self.counts[name] += 1
+            self.latencies[name].observe(seconds)
+        self.take(number)
+
+    def adopt(self, name: str, number: list[int], peer: int, tensor: torch.Tensor) -> Compiled:
+        """Make an operation of a message that is not done yet, or not well; the caller's ``number`` is 0 from then on.
+
+        Without the lock.
+        """
+        with self.lock:
+            operation: Compiled
+            if name == "send":
+                operation = self._begun(CompiledSend(self, name, peer, None, tensor, number[0]))
+            else:
+                operation = self._begun(CompiledReceive(self, name, (peer,), None, tensor, number[0]))
+            number[0] = 0
+            if self.failure is None:
+                operation.settle()
+            else:
+                operation.fail(self.failure)
+        return operation
+
     def _start_plain(self, receives: bool, peer: int, key: int, tensor: torch.Tensor) -> int | None:
         """Start it, unless there is something to be said that the general way says."""
         if self.failure is not None or self.departed or self.native is None:

@@ -176,6 +176,27 @@ PyObject* start_tensor(PyObject* self, PyObject* const* args, Py_ssize_t count) 
   return PyLong_FromUnsignedLongLong(unlocked([&] { return engine->start(message); }));
 }
 
+// exchange(number, receives, peer, key, tensor, seconds): send or receive a tensor, and wait for that. True if it is done, False if
+// it is not or not well; None if nothing was started. The operation's number, which is still to be taken, goes into the list
+// `number` before a signal handler can run.
+PyObject* exchange(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  Engine* engine = reinterpret_cast<EngineObject*>(self)->engine;
+  if (!count_is(count, 6)) return nullptr;
+  bool receives = args[1] == &_Py_TrueStruct, interrupted = false;
+  int peer = int(PyLong_AsLong(args[2]));
+  uint64_t key = number(args[3]);
+  int64_t until = deadline(args[5]);
+  Plain tensor;
+  if (PyErr_Occurred()) return nullptr;
+  if (engine->forked() || !plain(args[4], receives, tensor)) return none();
+  Message message{receives, peer, key, {mode_fixed, tensor.code, tensor.nbytes}, tensor.data, {}, true};
+  Outcome outcome = Outcome::pending;
+  uint64_t id = unlocked([&] { return engine->exchange(message, until, &interrupted, &outcome); });
+  if (!id) return none();
+  if (PyList_SetItem(args[0], 0, PyLong_FromUnsignedLongLong(id)) < 0 || (interrupted && !heeded(*engine, id))) return nullptr;
+  return PyBool_FromLong(outcome == Outcome::done);
+}
+
 // A message as Python says it: (receives, peer, key, mode, dtype, nbytes, data, tail). `data` is the address of the caller's
 // memory, bytes that are copied, or None for memory of the engine's own.
 bool message_of(PyObject* said, Message& message) {
@@ -527,6 +548,7 @@ struct Guarded<function> {
 #define PLAIN(name, function, flags) {name, &Guarded<function>::call, flags, nullptr}
 PyMethodDef engine_methods[] = {
     FAST("start_tensor", start_tensor),
+    FAST("exchange", exchange),
     PLAIN("start", start, METH_O),
     PLAIN("start_all", start_all, METH_O),
     FAST("start_any", start_any),

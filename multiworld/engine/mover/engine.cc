@@ -213,8 +213,22 @@ void Engine::let_go(Slot& slot) {
 
 // ---- waiting
 
+uint64_t Engine::exchange(const Message& message, int64_t until, bool* interrupted, Outcome* outcome) {
+  Locked lock(*this);
+  if (ended_ || said_bye_) return 0;
+  uint64_t id = take_up(begin(message));
+  wait(lock, id, until, interrupted);
+  Slot* slot = find(id);
+  *outcome = slot ? slot->operation->outcome : Outcome::pending;
+  return id;
+}
+
 bool Engine::wait(uint64_t id, int64_t until, bool* interrupted) {
   Locked lock(*this);
+  return wait(lock, id, until, interrupted);
+}
+
+bool Engine::wait(Locked& lock, uint64_t id, int64_t until, bool* interrupted) {
   Slot* slot = find(id);
   if (!slot) return true;
   OperationRef operation = slot->operation;
@@ -489,6 +503,7 @@ void Engine::value(const std::vector<int>& ranks, uint64_t group, Span name, Spa
 
 void Engine::bye(bool gives_up) {
   Locked lock(*this);
+  said_bye_ = true;
   Header header{uint8_t(Kind::bye), 0, gives_up, 0, 0, 0};
   for (auto& [peer, lane] : lanes_) put(peer, header, {}, {}, nullptr);
 }

@@ -62,6 +62,9 @@ class Engine final : private Wire, private Host {
   uint64_t collective(uint64_t group, std::vector<int> ranks, std::string fingerprint, bool launches,
                       const std::vector<Span>& outgoing);
 
+  // Start a message and move the data until it is done, as `wait` does. 0 if nothing is started any more.
+  uint64_t exchange(const Message& message, int64_t until, bool* interrupted, Outcome* outcome);
+
   // Move the data until the operation is done: true. False at `until`, in nanoseconds of the monotonic clock; or when it is time
   // to look for signals, and then `interrupted` is set.
   bool wait(uint64_t id, int64_t until, bool* interrupted);
@@ -125,6 +128,7 @@ class Engine final : private Wire, private Host {
   class Locked;
 
   OperationRef begin(const Message& message);
+  bool wait(Locked& lock, uint64_t id, int64_t until, bool* interrupted);
   uint64_t take_up(const OperationRef& operation);
   Slot* find(uint64_t id);
   void let_go(Slot& slot);
@@ -171,7 +175,7 @@ class Engine final : private Wire, private Host {
   int loop_ = -1;  // wakes the event loop
   int host_ = -1;  // wakes the owner
   bool in_progress_ = false, kicked_ = false, rung_ = false, rest_told_ = false;
-  bool ended_ = false;
+  bool ended_ = false, said_bye_ = false;
   std::atomic<bool> forked_{false};
 };
 

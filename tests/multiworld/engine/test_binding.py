@@ -151,6 +151,7 @@ def test_other_lengths_and_dtypes_are_a_mismatch_for_both_and_the_world_goes_on(
 def test_what_is_not_plain_is_left_to_python(two: Two, unusual: torch.Tensor) -> None:
     assert two.a.start_tensor(False, 1, 7, unusual) is None
     assert two.a.start_tensor(True, 1, 7, unusual) is None
+    assert exchange(two.a, False, 1, unusual, SECONDS) == (None, 0)
 
 
 def test_what_is_plain_needs_no_check_of_pythons(two: Two) -> None:
@@ -216,6 +217,44 @@ def test_a_whole_call_that_is_too_late_is_withdrawn(two: Two) -> None:
     ends = two.run(lambda: send(two.a, 1, 7, torch.ones(1), SECONDS), lambda: recv(two.b, 0, 7, again, SECONDS))
     assert [end[0] for end in ends] == [DONE, DONE]
     assert (late.item(), again.item()) == (0.0, 1.0)
+
+
+def exchange(engine: Any, receives: bool, peer: int, tensor: torch.Tensor, seconds: float) -> tuple[Any, int]:
+    """Exchange a message of key 7; whether it is done, and its number."""
+    number = [0]
+    return engine.exchange(number, receives, peer, 7, tensor, seconds), number[0]
+
+
+def test_a_message_is_exchanged_in_one_call_of_each(two: Two) -> None:
+    got = torch.zeros(3)
+    sent, received = two.run(
+        lambda: exchange(two.a, False, 1, torch.ones(3), SECONDS), lambda: exchange(two.b, True, 0, got, SECONDS)
+    )
+    assert (sent[0], received[0]) == (True, True)
+    assert got.sum() == 3.0
+    assert two.b.outcome(received[1])[0] == DONE, "its number is the caller's until it is taken"
+
+
+def test_an_exchange_that_is_late_or_refused_goes_on_under_its_number(two: Two) -> None:
+    done, number = exchange(two.a, False, 1, torch.ones(3), 0.01)
+    assert done is False
+    assert two.a.outcome(number)[0] == PENDING
+    (outcome, *_), (done, other) = two.run(
+        lambda: two.a.wait(number, SECONDS), lambda: exchange(two.b, True, 0, torch.zeros(4), SECONDS)
+    )
+    assert (outcome, done, two.b.outcome(other)[0]) == (MISMATCH, False, MISMATCH)
+
+
+@pytest.mark.parametrize("over", ["a farewell", "an end"])
+def test_nothing_is_exchanged_after(bare: Two, over: str) -> None:
+    if over == "a farewell":
+        bare.a.bye(False)
+        assert bare.peer.recv(1 << 16)
+    else:
+        bare.a.end(True)
+    assert exchange(bare.a, True, 1, torch.zeros(1), SECONDS) == (None, 0)
+    with pytest.raises(BlockingIOError):
+        bare.peer.recv(1, socket.MSG_DONTWAIT)
 
 
 def test_a_message_that_came_and_is_not_taken_can_be_given_back(two: Two) -> None:
@@ -372,7 +411,8 @@ def test_an_event_loop_awaits_many_operations(two: Two) -> None:
     assert [one.item() for one in got] == list(map(float, range(64)))
 
 
-def test_a_signal_handler_that_raises_ends_the_wait_and_its_operation(two: Two) -> None:
+@pytest.mark.parametrize("call", [recv, lambda engine, peer, _, *rest: exchange(engine, True, peer, *rest)])
+def test_a_signal_handler_that_raises_ends_the_wait_and_its_operation(two: Two, call: Callable[..., Any]) -> None:
     class HandlerError(Exception):
         pass
 
@@ -383,7 +423,7 @@ def test_a_signal_handler_that_raises_ends_the_wait_and_its_operation(two: Two) 
     try:
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
         with pytest.raises(HandlerError):
-            recv(two.b, 0, 7, torch.zeros(1), SECONDS)
+            call(two.b, 0, 7, torch.zeros(1), SECONDS)
     finally:
         signal.signal(signal.SIGUSR1, before)
     test_a_message_arrives_whole(two, 1)
