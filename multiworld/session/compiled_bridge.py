@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 from multiworld.engine.compiled_engine import (
     Compiled,
-    CompiledCollective,
     CompiledEngine,
     CompiledReceive,
     CompiledSend,
+    Outcome,
 )
 from multiworld.errors import BrokenWorldException, LossReason
 from multiworld.matching.operation import BatchOperation, Operation
@@ -35,7 +35,7 @@ class _Happened(enum.IntEnum):
     LANE_ENDED = 1
     BYE = 2
     VALUE = 3
-    AGREED = 4
+    OWED = 4
     REST = 5
 
 
@@ -74,16 +74,13 @@ class CompiledBridge(LoopTie):
     def wait(self, operation: Operation) -> None:
         """Move the data in the calling thread until ``operation`` is done."""
         native = self._native
-        if native is not None and isinstance(operation, CompiledSend | CompiledReceive) and operation.number:
+        if native is not None and isinstance(operation, Compiled) and operation.number:
+            in_modes = isinstance(operation, CompiledSend | CompiledReceive)
             while not operation.done:
                 outcome = native.wait(operation.number, math.inf)
-                with self._owner.lock:
+                plain = in_modes and outcome[0] != Outcome.OWED
+                with contextlib.nullcontext() if plain else _outside_of_modes(), self._owner.lock:
                     operation.take_over(*outcome)
-        elif native is not None and isinstance(operation, CompiledCollective) and operation.number:
-            while not operation.done:
-                native.wait(operation.number, math.inf)
-                with _outside_of_modes(), self._owner.lock:
-                    operation.settle()
         elif isinstance(operation, BatchOperation):
             for one in operation.operations:
                 self.wait(one)
@@ -124,6 +121,7 @@ class CompiledBridge(LoopTie):
                 for operation in tuple(self._engine.operations):
                     if isinstance(operation, Compiled):
                         operation.settle()
+                self._engine.begin()
 
     def lane_ended(self, peer: int) -> bool:
         """Tell whether nothing more comes from ``peer``, all of which was read."""
@@ -202,10 +200,9 @@ class CompiledBridge(LoopTie):
 
     def _handle(self, kind: _Happened, peer: int, number: int, operation: int, text: bytes) -> None:
         owner = self._owner
-        if kind is _Happened.AGREED:
-            with owner.lock:
-                if owner.failure is None:
-                    self._engine.look(operation)
+        if kind is _Happened.OWED:
+            with _outside_of_modes(), owner.lock:
+                self._engine.begin()
         elif kind is _Happened.REST:
             self._owner.hub.alarm(self._write_rest, time.monotonic() + REST_SECONDS)
         elif kind is _Happened.VALUE:
