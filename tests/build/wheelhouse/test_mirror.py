@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from build import cli
-from build.bench.wheelhouse import write_release
 from build.errors import EnvironmentUnfitError
 from build.official import pip_session
 from build.wheelhouse.publish import Request, publish
 from build.wheels.archive import WheelWriter
+from docs.bench.wheelhouse import write_release
 from tests.build.wheelhouse.conftest import served
 from tests.build.wheelhouse.test_install import OWN, installed, pip, python, uv_pip
 
