@@ -21,7 +21,8 @@ class Options:
 
     Args:
         subgroups: ``"own"`` lets a ``new_group`` be a world of its own, which breaks alone. ``"share"`` makes it a
-            group of the default group's world: it costs nothing, and breaks with it.
+            group of the default group's world: it costs nothing, and breaks with it. So do all subgroups of a default
+            group that is a world of the program's.
         backend: of the world, see ``MultiWorld.join``; so are the others.
         device: of the tensors.
         heartbeat: the times after which a silent peer is lost.
@@ -48,7 +49,7 @@ def _home(_: int) -> MultiWorld:
 def create(given: Any, options: Options | None) -> WorldProcessGroup:
     """Make the process group that torch.distributed asks for; ``given`` has its ranks, its store and its name."""
     options, default = options or Options(), c10d.GroupMember.WORLD
-    if options.subgroups == "share" and isinstance(default, WorldProcessGroup):
+    if isinstance(default, WorldProcessGroup) and (options.subgroups == "share" or default.is_callers):
         group = default.world.group(given.global_ranks_in_group, label=f"c10d-{given.group_id}")
         return WorldProcessGroup(group, given.group_id)
     world = home().sync.join(

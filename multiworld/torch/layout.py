@@ -15,7 +15,7 @@ class Layout:
 
     def source(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return ``tensor``, or a contiguous copy to read from."""
-        return tensor if tensor.is_contiguous() else tensor.detach().contiguous()
+        return tensor if _fits(tensor) else tensor.detach().contiguous()
 
     def sources(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return each of ``tensors``, or a contiguous copy."""
@@ -23,7 +23,7 @@ class Layout:
 
     def target(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return ``tensor``, or a contiguous copy that is copied back at the end."""
-        if tensor.is_contiguous():
+        if _fits(tensor):
             return tensor
         copy = tensor.detach().contiguous()
         self._back.append((tensor, copy))
@@ -38,3 +38,8 @@ class Layout:
         with torch.no_grad():
             for tensor, copy in self._back:
                 tensor.copy_(copy)
+
+
+def _fits(tensor: torch.Tensor) -> bool:
+    """Return whether it needs no stand-in; what is not strided is refused by name, where it is begun."""
+    return tensor.layout is not torch.strided or tensor.is_contiguous()

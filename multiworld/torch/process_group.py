@@ -64,6 +64,11 @@ class WorldProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is no
         return self.group if isinstance(self.group, World) else self._member.owner[self._member.name]  # type: ignore[index]
 
     @property
+    def is_callers(self) -> bool:
+        """True if the program joined the world, and torch.distributed did not."""
+        return self is self.group._process_group
+
+    @property
     def generation(self) -> int:
         """Generation of the world."""
         return self._member.generation
@@ -188,6 +193,7 @@ class WorldProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is no
         limit = timeout or getattr(opts, "timeout", _NONE)
         # c10d fills its own default in where nothing was said.
         seconds = limit.total_seconds() if limit > _NONE and limit != default_pg_timeout else self._timeout
+        registration.hide_from_dynamo()
         begun = []
         for start, *arguments in calls:
             call = WorkCall(self.group, name, seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 _tables: Final[Any] = c10d._world
 #: also where C++ looks a group up by its name; torch 2.2 has them
 _register: Final = torch._C._distributed_c10d._register_process_group
+_hidden: Final[list[object]] = []
 _unregister: Final = torch._C._distributed_c10d._unregister_process_group
 
 
@@ -33,7 +35,8 @@ def register(pg: WorldProcessGroup, name: str) -> None:
         return
     _tables.pg_group_ranks[pg] = {rank: rank for rank in range(pg.size())}
     backend = dist.Backend("multiworld")
-    _tables.pg_map[pg] = (backend, None)
+    # Its members have met already, and its subgroups need no store: see ``backend.create``.
+    _tables.pg_map[pg] = (backend, dist.HashStore())
     _tables.pg_names[pg] = name
     _tables.pg_backend_config[pg] = str(c10d.BackendConfig(backend))
     _tables.pg_to_tag[pg] = tag = f"ptd:{name}"
@@ -67,6 +70,7 @@ def become_default(pg: WorldProcessGroup) -> None:
         InvalidArgument: there is another default process group.
     """
     present = c10d.GroupMember.WORLD
+    register(pg, pg.group_name)  # destroy_process_group() may have forgotten it
     if present is pg:
         return
     if present is not None:
@@ -84,6 +88,14 @@ def set_default(pg: WorldProcessGroup | None) -> None:
         c10d.GroupMember.WORLD = c10d.group.WORLD = pg
     else:
         update(pg)
+
+
+def hide_from_dynamo() -> None:
+    """Let torch.compile not look into this package, once it is loaded: C++ that it runs calls us back."""
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    if rules is not None and not _hidden:
+        _hidden.append(rules)
+        getattr(rules, "add", lambda _: None)("multiworld")
 
 
 def mesh_of(name: str) -> str | None:
