@@ -31,6 +31,7 @@ class Completer:
         self._name = f"mw-works-{name}"
         self._news: queue.SimpleQueue[WorldWork | None] = queue.SimpleQueue()
         self._noted: deque[WorldWork] = deque()
+        self._aged: list[WorldWork] = []
         self._ours: list[WorldWork] = []
         self._guard = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -79,13 +80,13 @@ class Completer:
                 self._turn()
             else:
                 self._adopt()
-            if not self._ours and not self._noted and self._leaves():
+            if not (self._ours or self._noted or self._aged) and self._leaves():
                 return
 
     def _hear(self, *, wait: bool) -> None:
         """Take in what is new; with ``wait``, sleep until there is something, but not for long while works are noted."""
         try:
-            work = self._news.get(wait, LOOK_SECONDS if self._noted else IDLE_SECONDS)
+            work = self._news.get(wait, LOOK_SECONDS if self._noted or self._aged else IDLE_SECONDS)
             while True:
                 if work is not None:
                     self._ours.append(work)
@@ -105,9 +106,9 @@ class Completer:
         self._adopt()
 
     def _adopt(self) -> None:
-        """Take over what was begun some time ago and nobody waits for."""
-        for _ in range(len(self._noted)):
-            work = self._noted.popleft()
+        """Take over what was noted before the last turn and nobody waits for."""
+        aged, self._aged = self._aged, [self._noted.popleft() for _ in range(len(self._noted))]
+        for work in aged:
             if work.over or not work.driving.acquire(blocking=False):
                 continue
             if work.over:

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from multiworld.config import TcpStoreAddress
 from multiworld.errors import InvalidArgument, MultiWorldError, WorldClosed
 from multiworld.torch import registration
-from multiworld.torch.backend import home
 from multiworld.torch.process_group import WorldProcessGroup
+from multiworld.worlds.multi_world import MultiWorld
 
 DEFAULT_TIMEOUT: Final = timedelta(seconds=60)
 
@@ -51,10 +51,15 @@ class TorchftProcessGroup(WorldProcessGroup):
         self.shutdown()
         store = TcpStoreAddress(host.strip("[]"), int(port), hosted=False)
         limits = {"op_timeout": self._timeout, "join_timeout": self._timeout}
-        world = home().sync.join(
-            f"torchft-{prefix}", rank, size, store=store, backend=self._backend, device=self._device, **limits
-        )
-        self.bind(world, world.sync.leave)
+        own = MultiWorld()  # several members may be in one process
+        try:
+            world = own.sync.join(
+                f"torchft-{prefix}", rank, size, store=store, backend=self._backend, device=self._device, **limits
+            )
+        except BaseException:
+            own.sync.close()
+            raise
+        self.bind(world, own.sync.close)
         registration.refresh(self)
 
     def errored(self) -> MultiWorldError | None:

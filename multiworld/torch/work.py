@@ -42,7 +42,7 @@ class WorkCall(SyncCall):
         return self.done(self.operation)
 
     def set_deadline(self) -> None:
-        """Start the clock for those that the completer waits for."""
+        """Start the clock."""
         self.operation.set_deadline(self._timeout)
 
     def ends_within(self, seconds: float) -> bool:
@@ -50,8 +50,9 @@ class WorkCall(SyncCall):
         return self._session.bridge.wait(self.operation, seconds)
 
     def limit(self, seconds: float) -> None:
-        """Give it so many seconds from the wait on."""
+        """Give it so many seconds from now on, whoever waits for it."""
         self._timeout = seconds
+        self.set_deadline()
 
 
 class WorldWork(dist.Work):  # type: ignore[misc]  # torch is not followed by the type checker
