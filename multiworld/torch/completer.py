@@ -84,7 +84,7 @@ class Completer:
                 return
 
     def _hear(self, *, wait: bool) -> None:
-        """Take in what is new; with ``wait``, sleep until there is something, but not for long while works are noted."""
+        """Take in what is new; with ``wait``, sleep until there is something, not for long while works are noted."""
         try:
             work = self._news.get(wait, LOOK_SECONDS if self._noted or self._aged else IDLE_SECONDS)
             while True:
@@ -96,7 +96,7 @@ class Completer:
 
     def _turn(self) -> None:
         """Wait for the oldest for a moment, and end what is done: the others, too, if it is not."""
-        if self._ours[0].calls[0].ends_within(LOOK_SECONDS):
+        if all(call.ends_within(LOOK_SECONDS) for call in self._ours[0].calls[:1]):
             self._ours.pop(0).drive()
             return
         for work in tuple(self._ours[1:]):
@@ -109,14 +109,10 @@ class Completer:
         """Take over what was noted before the last turn and nobody waits for."""
         aged, self._aged = self._aged, [self._noted.popleft() for _ in range(len(self._noted))]
         for work in aged:
-            if work.over or not work.driving.acquire(blocking=False):
-                continue
-            if work.over:
-                work.driving.release()
-                continue
-            for call in work.calls:
-                call.set_deadline()
-            self._ours.append(work)
+            if not work.over and work.driving.acquire(blocking=False):
+                for call in work.calls:  # none if it is over by now
+                    call.set_deadline()
+                self._ours.append(work)
 
     def _leaves(self) -> bool:
         """End the thread if nothing has come meanwhile."""

@@ -92,7 +92,9 @@ class WorldProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is no
             if mesh is not None:
                 what = f"{mesh} refers to the process group {self._name}, whose size would change"
                 cause = "DeviceMesh, and FSDP2 and DTensor on it, keep the sizes that they were made with"
-                raise InvalidArgument(self._member.name, what, cause=cause, remedy="drop the mesh first, or keep the size")
+                raise InvalidArgument(
+                    self._member.name, what, cause=cause, remedy="drop the mesh first, or keep the size"
+                )
         self.world.sync.rejoin(rank=rank, size=size, timeout=timeout)
 
     def become_default(self) -> WorldProcessGroup:
@@ -112,7 +114,7 @@ class WorldProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is no
             yield
         except RuntimeError as error:
             typed = self.typed_error(error, before)
-            if typed is None or typed is error:
+            if typed is None or isinstance(error, MultiWorldError):
                 raise
             raise typed from error
 
@@ -190,7 +192,7 @@ class WorldProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is no
 
         In a block of torch's coalescing manager there is one work for all of it, at its end.
         """
-        limit = timeout or getattr(opts, "timeout", _NONE)
+        limit: timedelta = getattr(opts, "timeout", _NONE) if timeout is None else timeout
         # c10d fills its own default in where nothing was said.
         seconds = limit.total_seconds() if limit > _NONE and limit != default_pg_timeout else self._timeout
         registration.hide_from_dynamo()
@@ -241,7 +243,9 @@ class WorldProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is no
         calls = [(collectives.reduce, layout.target(tensor), root, _reduction(opts if op is None else op))]
         return self._begin("reduce", calls, [tensor], layout, opts, timeout)
 
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> WorldWork | None:
+    def allgather(
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None
+    ) -> WorldWork | None:
         """See ``torch.distributed.all_gather``."""
         (tensor,), layout = _list(inputs), Layout()
         targets = _list(outputs[0]) if _is_nested(outputs) else list(outputs)
@@ -270,9 +274,7 @@ class WorldProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is no
         ]
         return self._begin("all_gather", calls, [one for of_rank in outputs for one in of_rank], layout, opts)
 
-    def gather(
-        self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None
-    ) -> WorldWork | None:
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> WorldWork | None:
         """See ``torch.distributed.gather``; ``opts`` are options, or the root."""
         (tensor,), root, layout = _list(inputs), getattr(opts, "rootRank", opts or 0), Layout()
         targets = (_list(outputs[0]) if _is_nested(outputs) else list(outputs)) if root == self.group.rank else []

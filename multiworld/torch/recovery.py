@@ -33,11 +33,11 @@ class Attempt:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         typed = self._pg.typed_error(error, self._before)
-        if typed is None or typed is error and not isinstance(error, RECOVERED):
+        if typed is None or (typed is error and not isinstance(error, RECOVERED)):
             return False
         if not isinstance(typed, RECOVERED):
             raise typed from error
-        self.failure = typed
+        self.failure = typed.with_traceback(None)  # its frames keep what is to be made anew
         return True
 
 
@@ -71,7 +71,8 @@ def recovering(
     Raises:
         RendezvousError, StaleGeneration: a rejoin failed.
     """
-    done, failure = steps.start, None
+    done = steps.start
+    failure: MultiWorldError | None = None
     while True:
         if failure is not None:
             logger.warning("step %d comes again: %s", done, failure)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import gc
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from multiworld.errors import InvalidArgument
-
-if TYPE_CHECKING:
-    from multiworld.torch.process_group import WorldProcessGroup
 
 _tables: Final[Any] = c10d._world
 #: also where C++ looks a group up by its name; torch 2.2 has them
@@ -28,7 +25,7 @@ def free_name(name: str) -> str:
     return next(one for one in (name, *(f"{name}:{number}" for number in range(2, len(taken) + 3))) if one not in taken)
 
 
-def register(pg: WorldProcessGroup, name: str) -> None:
+def register(pg: dist.ProcessGroup, name: str) -> None:
     """Enter ``pg`` under ``name``, or take over its new ranks. Its own ranks are what root ranks mean."""
     if pg in _tables.pg_map:
         refresh(pg)
@@ -44,14 +41,14 @@ def register(pg: WorldProcessGroup, name: str) -> None:
     _register(name, pg)
 
 
-def refresh(pg: WorldProcessGroup) -> None:
+def refresh(pg: dist.ProcessGroup) -> None:
     """Take over the ranks of a new generation where they are the group's own, as those of a default group are."""
     ranks = _tables.pg_group_ranks.get(pg)
     if ranks is not None and all(ours == theirs for ours, theirs in ranks.items()):
         _tables.pg_group_ranks[pg] = {rank: rank for rank in range(pg.size())}
 
 
-def unregister(pg: WorldProcessGroup, name: str) -> None:
+def unregister(pg: dist.ProcessGroup, name: str) -> None:
     """Forget ``pg``, unless torch.distributed has."""
     if _tables.pg_map.pop(pg, None) is None:
         return
@@ -63,7 +60,7 @@ def unregister(pg: WorldProcessGroup, name: str) -> None:
     _unregister(name)
 
 
-def become_default(pg: WorldProcessGroup) -> None:
+def become_default(pg: dist.ProcessGroup) -> None:
     """Make ``pg`` what ``torch.distributed`` uses where no group is given.
 
     Raises:
@@ -77,11 +74,11 @@ def become_default(pg: WorldProcessGroup) -> None:
         what = "there is a default process group already"
         cause = "init_process_group() was called, or another world became the default"
         remedy = "pass group=world.process_group to each call, or destroy_process_group() first"
-        raise InvalidArgument(pg.world.name, what, cause=cause, remedy=remedy)
+        raise InvalidArgument(None, what, cause=cause, remedy=remedy)
     set_default(pg)
 
 
-def set_default(pg: WorldProcessGroup | None) -> None:
+def set_default(pg: dist.ProcessGroup | None) -> None:
     """Let ``group.WORLD`` be ``pg``."""
     update = getattr(c10d, "_update_default_pg", None)
     if update is None:  # torch before 2.3

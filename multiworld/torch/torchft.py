@@ -28,7 +28,8 @@ class TorchftProcessGroup(WorldProcessGroup):
         self, timeout: timedelta = DEFAULT_TIMEOUT, *, backend: str = "gloo", device: str | None = None
     ) -> None:
         dist.ProcessGroup.__init__(self, 0, 1)  # it belongs to no world yet
-        self._timeout, self._backend, self._device = timeout.total_seconds(), backend, device
+        self._timeout: float = timeout.total_seconds()
+        self._backend, self._device = backend, device
         self._name = self._desc = "torchft"
         self._end = lambda: None
 
@@ -50,11 +51,17 @@ class TorchftProcessGroup(WorldProcessGroup):
             raise InvalidArgument(what=what, remedy="pass what torchft's manager passes", operation="configure")
         self.shutdown()
         store = TcpStoreAddress(host.strip("[]"), int(port), hosted=False)
-        limits = {"op_timeout": self._timeout, "join_timeout": self._timeout}
         own = MultiWorld()  # several members may be in one process
         try:
             world = own.sync.join(
-                f"torchft-{prefix}", rank, size, store=store, backend=self._backend, device=self._device, **limits
+                f"torchft-{prefix}",
+                rank,
+                size,
+                store=store,
+                backend=self._backend,
+                device=self._device,
+                op_timeout=self._timeout,
+                join_timeout=self._timeout,
             )
         except BaseException:
             own.sync.close()

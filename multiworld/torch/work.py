@@ -17,7 +17,6 @@ from multiworld.process.threads import blocking
 
 if TYPE_CHECKING:
     from multiworld.matching.operation import Operation
-    from multiworld.torch.completer import Completer
 
 NO_TIMEOUT: Final = timedelta(0)
 
@@ -64,6 +63,7 @@ class WorldWork(dist.Work):  # type: ignore[misc]  # torch is not followed by th
     Args:
         calls: what was begun.
         tensors: the result, as ``result`` and the future have it.
+        completer: the ``Completer`` of the world.
         after: called once all is done, in the thread that sees it.
         note: told of the error, if there is one.
     """
@@ -72,7 +72,7 @@ class WorldWork(dist.Work):  # type: ignore[misc]  # torch is not followed by th
         self,
         calls: Sequence[WorkCall],
         tensors: list[torch.Tensor],
-        completer: Completer,
+        completer: Any,
         after: Callable[[], None] | None,
         note: Callable[[BaseException], None],
     ) -> None:
@@ -126,7 +126,9 @@ class WorldWork(dist.Work):  # type: ignore[misc]  # torch is not followed by th
 
     def _raised(self) -> BaseException:
         """Make the error for one who asks: a copy, since several threads may raise it."""
-        return self._error.with_context() if isinstance(self._error, MultiWorldError) else cast("Exception", self._error)
+        return (
+            self._error.with_context() if isinstance(self._error, MultiWorldError) else cast("Exception", self._error)
+        )
 
     def complete(self) -> None:
         """Complete the future of a work that is over, if one was asked for; its callbacks run here."""

@@ -17,7 +17,6 @@ from procs import ROOT
 from multiworld import MultiWorld, PeerLost
 from multiworld.lab.workers import Worker, WorkerPool
 from multiworld.torch import WorldProcessGroup
-
 from tests.multiworld.process_groups import rows
 
 #: what rows and torch import late: here once, not in each member
@@ -67,12 +66,12 @@ class Stage:
 
 
 @contextlib.contextmanager
-def staged(folder: Path, size: int = 2) -> Iterator[Stage]:
-    """Have members for the block; their errors and stacks are shown if it fails."""
-    log = folder / "log"
+def preloaded(log: Path) -> Iterator[WorkerPool]:
+    """Have a pool whose processes have loaded what rows and torch import; what they write is shown if the block
+    fails."""
     with WorkerPool(log, (str(ROOT), str(Path(__file__).parents[1])), PRELOAD) as pool:
         try:
-            yield Stage(pool, folder, size)
+            yield pool
         except BaseException:
             sys.stderr.write(log.read_text(errors="replace")[-20_000:])
             raise
@@ -119,9 +118,10 @@ def run_row_and_survive(pg: WorldProcessGroup, name: str) -> tuple[tuple[int, ..
             getattr(rows, name)()
     except PeerLost as lost:
         return lost.ranks, str(lost), time.monotonic()
-    except BaseException as error:
-        found = pg.typed_error(RuntimeError(str(error)))
-        assert isinstance(found, PeerLost), repr(error)
+    except Exception as error:
+        found = pg.errored()
+        if not isinstance(found, PeerLost):
+            raise
         return found.ranks, f"{type(error).__name__}: {error}", time.monotonic()
     raise AssertionError(f"{name} ended well")
 

@@ -5,13 +5,15 @@ The rows share their processes: what torch loads for them takes longer than all 
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.multiworld.faults.programs import started
 from tests.multiworld.process_groups import rows
-from tests.multiworld.process_groups.stage import Stage, staged
+from tests.multiworld.process_groups.stage import Stage, preloaded
 
 QUICK = (
     "collectives",
@@ -42,12 +44,29 @@ QUICK = (
     "checkpoint_in_the_background",
     "functional",
     "compiled",
-    "compiled_ddp",
     "refused_by_name",
 )
-SLOW = ("inductor",)
+SLOW = ("compiled_ddp", "inductor")
 #: row, and the operation at whose start a member is killed
-DEATHS = (("ddp", 6), ("fsdp2", 4), ("functional", 2), ("power_sgd", 12), ("checkpoint", 2), ("objects", 2))
+DEATHS = (("ddp", 7), ("ddp_in_buckets", 13), ("fsdp2", 9), ("functional", 2), ("checkpoint", 2))
+MORE_DEATHS = (
+    ("hsdp", 3),
+    ("power_sgd", 16),
+    ("comm_hooks", 13),
+    ("zero", 14),
+    ("join", 12),
+    ("autograd_functions", 2),
+    ("device_mesh", 1),
+    ("dtensor", 3),
+    ("tensor_parallel", 4),
+    ("pipelining", 6),
+    ("objects", 2),
+    ("messages", 3),
+    ("checkpoint_in_the_background", 5),
+    ("futures", 2),
+    ("compiled", 2),
+    ("compiled_ddp", 6),
+)
 HELPERS = {"model", "batch", "checksum", "alone", "trained", "same", "_compiled"}
 #: a death shows at once; the rest is for machines with much else to do
 SOON = 10.0
@@ -55,39 +74,48 @@ SOON = 10.0
 
 def run(stage: Stage, names: tuple[str, ...]) -> None:
     for name in names:
-        began = time.monotonic()
         stage.tell(("row", name))
-        print(f"{name}: {stage.hear()} operations, {time.monotonic() - began:.2f} s")
+        stage.hear()
+
+
+def die(stage: Stage, deaths: tuple[tuple[str, int], ...]) -> None:
+    """Each ends with an error that names the dead member, and the next row runs with a replacement."""
+    for name, at in deaths:
+        stage.tell(("survive", name), ("die", name, at))
+        stage.members[1].exit_code()
+        died = time.monotonic()
+        ranks, text, noticed = stage.members[0].recv()
+        assert ranks == (1,)
+        assert "rank 1" in text
+        assert noticed - died < SOON
+        stage.replace(1)
+        run(stage, ("collectives",))
 
 
 @pytest.mark.slow
 def test_rows(tmp_path: Path) -> None:
-    with staged(tmp_path) as stage:
+    with preloaded(tmp_path / "log") as pool:
+        stage = Stage(pool, tmp_path, 2)
         run(stage, QUICK)
+        die(stage, DEATHS)
+        with started([["examples/ddp_recovers.py"]], {}, pool=pool) as (program,):
+            assert program.end() == 0, str(program)
+            assert "rank 2 was killed in step 5" in str(program)
+            weights = re.findall(r"rank \d of 3: done in generation 2, weights (\d+[.]\d+)", str(program))
+            assert (len(weights), len(set(weights))) == (3, 1), str(program)
 
 
 @pytest.mark.slow
-@pytest.mark.nightly("the row `compiled` of test_rows")
+@pytest.mark.nightly("the rows of test_rows")
 def test_slow_rows(tmp_path: Path) -> None:
-    with staged(tmp_path) as stage:
+    with preloaded(tmp_path / "log") as pool:
+        stage = Stage(pool, tmp_path, 2)
         run(stage, SLOW)
-
-
-@pytest.mark.slow
-def test_deaths(tmp_path: Path) -> None:
-    """Each ends with an error that names the dead member, and the next row runs with a replacement."""
-    with staged(tmp_path) as stage:
-        for name, at in DEATHS:
-            stage.tell(("survive", name), ("die", name, at))
-            stage.members[1].exit_code()
-            died = time.monotonic()
-            ranks, text, noticed = stage.members[0].recv()
-            print(f"{name}: {noticed - died:.3f} s after the death was seen: {text.splitlines()[0]}")
-            assert ranks == (1,)
-            assert "rank 1" in text
-            assert noticed - died < SOON
-            stage.replace(1)
-            run(stage, ("collectives",))
+        die(stage, MORE_DEATHS)
+        with started([["examples/ddp_recovers.py", "--without-replacement"]], {}, pool=pool) as (program,):
+            assert program.end() == 0, str(program)
+            weights = re.findall(r"rank \d of 2: done in generation 2, weights (\d+[.]\d+)", str(program))
+            assert (len(weights), len(set(weights))) == (2, 1), str(program)
 
 
 def test_every_row_is_run() -> None:

@@ -145,11 +145,15 @@ def test_the_typed_error_behind_another(store: str) -> None:
         with pytest.raises(RuntimeError, match="my own"), pg.typed():
             raise RuntimeError("my own")
         worlds[1].abort("enough")
-        with pytest.raises(PeerLost, match="enough") as caught, pg.typed():
+
+        def callback() -> None:
             try:
                 pg.allreduce([torch.ones(1)]).wait()
             except BrokenWorldException as error:
                 raise RuntimeError(f"while the callback ran: {error}") from None
+
+        with pytest.raises(PeerLost, match="enough") as caught, pg.typed():
+            callback()
         assert isinstance(caught.value.__cause__, RuntimeError)
 
 

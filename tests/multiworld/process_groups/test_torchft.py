@@ -100,7 +100,7 @@ def test_quorums_that_follow_each_other(host: str, three: tuple[list[Pg], Callab
 
 def test_three_of_which_one_leaves(host: str, three: tuple[list[Pg], Callable[..., list[Any]]]) -> None:
     """The others get an error, say so by ``errored()``, and go on in the next quorum."""
-    groups, each = three
+    _, each = three
 
     def go_on(pg: Pg, rank: int) -> str:
         pg.set_timeout(timedelta(seconds=10))
