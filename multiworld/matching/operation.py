@@ -285,6 +285,10 @@ class Operation:
         """Return whether it cannot be done without ``peer``, a world rank, any more."""
         return False
 
+    def ended_with(self, left: frozenset[int]) -> bool:  # noqa: ARG002 - for those of many members
+        """Return whether one of ``left``, which gave nothing up, has ended its part: then all have sent theirs."""
+        return False
+
     def awaits(self) -> tuple[int, ...]:
         """World ranks that it waits for now: their silence would concern it."""
         return ()

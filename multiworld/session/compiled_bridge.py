@@ -71,29 +71,33 @@ class CompiledBridge(LoopTie):
 
     # waiting
 
-    def wait(self, operation: Operation) -> None:
-        """Move the data in the calling thread until ``operation`` is done."""
-        native = self._native
+    def wait(self, operation: Operation, seconds: float = math.inf) -> bool:
+        """Move the data in the calling thread until ``operation`` is done, but no longer than ``seconds``; whether it
+        is."""
+        native, until = self._native, time.monotonic() + seconds
         if native is not None and isinstance(operation, Compiled) and operation.number:
             in_modes = isinstance(operation, CompiledSend | CompiledReceive)
             while not operation.done:
-                outcome = native.wait(operation.number, math.inf)
+                outcome = native.wait(operation.number, seconds)
                 plain = in_modes and outcome[0] != Outcome.OWED
                 with contextlib.nullcontext() if plain else _outside_of_modes(), self._owner.lock:
                     operation.take_over(*outcome)
+                if time.monotonic() >= until:
+                    break
         elif isinstance(operation, BatchOperation):
             for one in operation.operations:
-                self.wait(one)
+                self.wait(one, max(0.0, until - time.monotonic()))
         else:
-            self._sleep(operation)
+            self._sleep(operation, seconds)
+        return operation.done
 
-    def _sleep(self, operation: Operation) -> None:
+    def _sleep(self, operation: Operation, seconds: float) -> None:
         """Wait for what others end: work of the backend, or the world."""
         ended = threading.Event()
         with self._owner.lock:
             if not operation.attach(ended.set):
                 return
-        ended.wait()
+        ended.wait(min(seconds, threading.TIMEOUT_MAX))
 
     def _register(self) -> None:
         with self._owner.lock:  # else it may be closed meanwhile
