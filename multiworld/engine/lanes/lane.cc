@@ -179,7 +179,7 @@ void Lane::flush() {
 void Lane::write_out() {
   while (!ended_ && !error_) {
     bool between = backlog_.empty() || backlog_.front().begins || backlog_.front().in_ring;  // two frames
-    if (between && unsaid_ >= step_bytes) {
+    if (between && said_.empty() && unsaid_ >= step_bytes) {
       say(LaneKind::read, 0, unsaid_);
       allowed_ += unsaid_;
       unsaid_ = 0;
