@@ -161,6 +161,11 @@ class CompiledBridge(LoopTie):
         native = self._native
         return self._traffic if native is None else native.traffic()
 
+    def ways(self) -> dict[int, str]:
+        """How large payloads go to each peer: ``tcp``, ``unix`` or ``ring``."""
+        native = self._native
+        return {} if native is None else native.ways()
+
     def close(self) -> None:
         """Let go of the loop, the hub and the connections. From any thread."""
         with self._owner.lock:

@@ -435,6 +435,10 @@ class Session:
         received = Counter({peer: received for peer, (_, received) in traffic.items()})
         return Counters(Counter(self.engine.counts), sent, received, self.engine.latencies)
 
+    def ways(self) -> dict[int, str]:
+        """How large payloads go to each peer, see ``CompiledBridge.ways``."""
+        return self.bridge.ways() if isinstance(self.bridge, CompiledBridge) else dict.fromkeys(self.lanes, "tcp")
+
     def publish(self, event: Event) -> None:
         """Hand an event to those who listen; in the hub's thread, never in the caller's."""
         self.hub.call(lambda: self.bus.publish(event))

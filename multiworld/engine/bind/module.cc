@@ -516,6 +516,25 @@ PyObject* traffic(PyObject* self, PyObject*) {
   return found;
 }
 
+// {peer: "tcp", "unix" or "ring"}: how large payloads go to each.
+PyObject* ways(PyObject* self, PyObject*) {
+  constexpr const char* said[] = {"tcp", "unix", "ring"};
+  Engine* engine = engine_of(self);
+  PyObject* found = engine ? PyDict_New() : nullptr;
+  if (!found) return nullptr;
+  for (auto& [peer, way] : engine->ways()) {
+    PyObject* key = PyLong_FromLong(peer);
+    PyObject* entry = Py_BuildValue("s", said[int(way)]);
+    if (key && entry) PyDict_SetItem(found, key, entry);
+    Py_DecRef(key);
+    Py_DecRef(entry);
+  }
+  return found;
+}
+
+// shared_memory_error(): why none could be had last, as a number of an error; 0 if that has not happened.
+PyObject* shared_memory_error(PyObject*, PyObject*) { return PyLong_FromLong(Ring::refused()); }
+
 template <auto descriptor>
 PyObject* fileno(PyObject* self, PyObject*) {
   Engine* engine = engine_of(self);
@@ -606,6 +625,7 @@ PyMethodDef engine_methods[] = {
     PLAIN("bye", bye, METH_O),
     PLAIN("gives_up", gives_up, METH_NOARGS),
     PLAIN("traffic", traffic, METH_NOARGS),
+    PLAIN("ways", ways, METH_NOARGS),
     PLAIN("progress", progress, METH_NOARGS),
     PLAIN("events", events, METH_NOARGS),
     PLAIN("flush", flush, METH_NOARGS),
@@ -625,7 +645,8 @@ PyType_Slot engine_slots[] = {
 };
 PyType_Spec engine_spec = {"multiworld._engine.Engine", sizeof(EngineObject), 0, 0, engine_slots};
 
-PyMethodDef functions[] = {FAST("setup", setup), {}};
+PyMethodDef functions[] = {
+    FAST("setup", setup), PLAIN("shared_memory_error", shared_memory_error, METH_NOARGS), {}};
 PyModuleDef module = {
     {{1, nullptr}, nullptr, 0, nullptr}, "multiworld._engine", nullptr, -1, functions, nullptr, nullptr, nullptr, nullptr,
 };

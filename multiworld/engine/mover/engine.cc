@@ -309,14 +309,15 @@ void Engine::serve(const epoll_event* events, int count) {
 }
 
 void Engine::watch(Lane& lane) {
-  if (lane.ended() || lane.watched_for_writing == lane.backlog()) return;
-  lane.watched_for_writing = lane.backlog();
+  if (lane.ended()) return;
   if (lane.backlog() && !rest_told_) {
     rest_told_ = true;
     tell({Event::Type::rest, lane.peer, 0, 0, {}});
   }
+  if (lane.watched_for_writing == lane.blocked()) return;
+  lane.watched_for_writing = lane.blocked();
   epoll_event event{};
-  event.events = EPOLLIN | (lane.backlog() ? uint32_t(EPOLLOUT) : 0);
+  event.events = EPOLLIN | (lane.blocked() ? uint32_t(EPOLLOUT) : 0);
   event.data.ptr = &lane;
   epoll_ctl(epoll_, EPOLL_CTL_MOD, lane.fd, &event);
 }
@@ -515,6 +516,7 @@ bool Engine::flush() {
   bool left = false;
   for (auto& [peer, lane] : lanes_) {
     lane.flush();
+    if (lane.backlog() && !lane.blocked()) lane.pump(turn_bytes);  // where the peer says that there is room
     watch(lane);
     left |= lane.backlog();
   }
@@ -556,6 +558,13 @@ bool Engine::linger() {
     if (lane.ended()) epoll_ctl(epoll_, EPOLL_CTL_DEL, lane.fd, nullptr);
   }
   return over;
+}
+
+std::map<int, Way> Engine::ways() {
+  Locked lock(*this);
+  std::map<int, Way> found;
+  for (auto& [peer, lane] : lanes_) found[peer] = lane.way();
+  return found;
 }
 
 std::map<int, std::pair<uint64_t, uint64_t>> Engine::traffic() {

@@ -123,6 +123,8 @@ class Engine final : private Wire, private Host {
   bool depart(int peer, bool gives_up);
   // Whether our own end leaves something undone that others take part in.
   bool gives_up();
+  // How large payloads go to each peer.
+  std::map<int, Way> ways();
   // Bytes sent and received by peer.
   std::map<int, std::pair<uint64_t, uint64_t>> traffic();
   // In a forked child nothing else may be called: another thread may have been at work. The descriptors are closed there, so
