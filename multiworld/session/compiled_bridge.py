@@ -82,7 +82,8 @@ class CompiledBridge(LoopTie):
                 plain = in_modes and outcome[0] != Outcome.OWED
                 with contextlib.nullcontext() if plain else _outside_of_modes(), self._owner.lock:
                     operation.take_over(*outcome)
-                if time.monotonic() >= until:
+                seconds = until - time.monotonic()
+                if seconds <= 0:
                     break
         elif isinstance(operation, BatchOperation):
             for one in operation.operations:

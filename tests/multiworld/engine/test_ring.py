@@ -237,7 +237,7 @@ def test_what_was_sent_through_the_ring_arrives_after_an_orderly_end(two: Two) -
 def test_a_peer_that_declines_gets_all_on_the_socket(peer: Peer) -> None:
     for seq in range(3):
         peer.posts(seq, 1 << 20)
-        peer.engine.start((False, 1, 7, int(Mode.OBJECT), 0, 20_000, b"x" * 20_000, None))
+        peer.engine.start((False, False, 1, 7, int(Mode.OBJECT), 0, 20_000, b"x" * 20_000, None))
         if seq == 0:
             peer.is_offered()
             peer.says(frame(RING_IS, flags=0))
@@ -248,13 +248,13 @@ def test_a_peer_that_declines_gets_all_on_the_socket(peer: Peer) -> None:
 
 def test_a_ring_is_filled_as_far_as_there_is_room(peer: Peer) -> None:
     peer.posts(1, 20_000)
-    peer.engine.start((False, 1, 7, int(Mode.OBJECT), 0, 20_000, b"x" * 20_000, None))
+    peer.engine.start((False, False, 1, 7, int(Mode.OBJECT), 0, 20_000, b"x" * 20_000, None))
     ring = peer.is_offered()
     assert (peer.hears()[0], peer.payload(20_000)) == (Kind.DATA, b"x" * 20_000)
     peer.says(frame(RING_IS, flags=1))
     payload = os.urandom(3 * RING_BYTES)
     peer.posts(2, len(payload))
-    peer.engine.start((False, 1, 7, int(Mode.OBJECT), 0, len(payload), payload, None))
+    peer.engine.start((False, False, 1, 7, int(Mode.OBJECT), 0, len(payload), payload, None))
     assert peer.hears()[0] == Kind.DATA | THROUGH_RING
     came = b""
     while len(came) < len(payload):
@@ -270,7 +270,7 @@ def test_a_ring_is_filled_as_far_as_there_is_room(peer: Peer) -> None:
 def _offered_and(accepted: bool) -> Callable[[Peer], None]:
     def play(peer: Peer) -> None:
         peer.posts(1, 20_000)
-        peer.engine.start((False, 1, 7, int(Mode.OBJECT), 0, 20_000, b"x" * 20_000, None))
+        peer.engine.start((False, False, 1, 7, int(Mode.OBJECT), 0, 20_000, b"x" * 20_000, None))
         peer.is_offered()
         if accepted:
             peer.says(frame(RING_IS, flags=1))
