@@ -464,10 +464,10 @@ sock = ours if child else theirs
 engine = library.compiled().Engine(rank, {1 - rank: sock.detach()}, 1 << 20)
 data = torch.ones(1_000_000)
 for turn in range(4):
-    number = engine.start((turn % 2 == rank, 1 - rank, 7, 0, 7, data.nbytes, data.data_ptr(), None))
+    number = engine.start((turn % 2 == rank, False, 1 - rank, 7, 0, 7, data.nbytes, data.data_ptr(), None))
     engine.wait(number, 60.0)
     engine.take(number)
-number = engine.start((True, 1 - rank, 7, 0, 7, data.nbytes, data.data_ptr(), None))
+number = engine.start((True, False, 1 - rank, 7, 0, 7, data.nbytes, data.data_ptr(), None))
 if child:
     forked = os.fork()
     if not forked:
