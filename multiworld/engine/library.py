@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Final
 
 import torch
@@ -42,6 +42,16 @@ def compiled() -> Any:
             remedy="install a C++ compiler, then multiworld again",
         )
     return None if choice() == "python" else _module
+
+
+def launcher() -> Any:
+    """Make the launcher of a communicator on a device; see ``engine/launch/launcher.h``."""
+    return _module.Launcher()
+
+
+def launch_functions() -> Sequence[str]:
+    """The functions of CUDA and NCCL that a launcher takes; none if there is no compiled module."""
+    return () if _module is None else _module.LAUNCH_FUNCTIONS
 
 
 def know_plain_tensors(

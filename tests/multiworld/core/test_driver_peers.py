@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from multiworld.backends import nccl
-from multiworld.backends.device_communicator import Facts, Member, meet
+from multiworld.backends.device_members import Facts, Member, meet
 from multiworld.backends.setup_store import SetupStore
 from multiworld.errors import BackendFailed
 
