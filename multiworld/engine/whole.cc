@@ -4,4 +4,5 @@
 #include "core/core.cc"
 #include "core/messages.cc"
 #include "lanes/lane.cc"
+#include "lanes/ring.cc"
 #include "mover/engine.cc"

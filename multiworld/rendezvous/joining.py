@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
 from multiworld.config import NetworkSettings, WorldConfig, printed
+from multiworld.engine import library
 from multiworld.errors import InvalidArgument, MultiWorldError, RendezvousError, StaleGeneration
 from multiworld.liveness.neighbour import this_process
 from multiworld.process.join_threads import CROWD_SECONDS, JoinJob, Pause, Steps
@@ -117,6 +118,8 @@ class Rendezvous:
         self._after = after
         self._resize = resize
         self._cancelled = cancelled
+        # A world on a device has the engine in Python, which knows TCP only.
+        self._near = config.network.same_host and config.backend == "gloo" and library.compiled() is not None
         self._started = since
         self._deadline = since + config.join_timeout
         self._source = source
@@ -292,7 +295,9 @@ class Rendezvous:
     def _claim(self, generation: int, incarnation: str) -> Claim:
         config, endpoint = self._config, self._endpoint
         us = this_process()
-        ours = Claim(incarnation, endpoint.address, endpoint.port, us.machine, us.pid, us.started, config.backend)
+        local = endpoint.local if self._near else ""
+        place = endpoint.address, endpoint.port, us.machine, us.pid, us.started
+        ours = Claim(incarnation, *place, config.backend, local=local)
         holder = self._ledger.claim(generation, config.rank, ours)
         if holder.incarnation != incarnation:
             if self._alive(generation, config.rank, holder):
@@ -353,7 +358,7 @@ class Rendezvous:
             return self._cancelled()
 
         try:
-            dialler = PeerDialler(config.name, generation, config.rank, claims, config.network)
+            dialler = PeerDialler(config.name, generation, config.rank, claims, config.network, self._near)
             # A peer most likely has as many joins under way as this process.
             patience = lambda: STEP_SECONDS + CROWDED_STEP_SECONDS * self._job.crowd  # noqa: E731
             return (yield from wire(dialler, acceptor, self._deadline, patience, given_up, self._unconnected))

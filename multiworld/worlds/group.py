@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from types import FrameType
 from typing import Any, ClassVar
 
@@ -66,6 +67,7 @@ class Group(GroupBase):
         self.gid = gid
         self.digest = digest
         self._sync_group = SyncGroup(self)
+        self._process_group: Any = None
 
     def __eq__(self, other: object) -> bool:
         self._refuse_torch(sys._getframe(1))
@@ -98,6 +100,18 @@ class Group(GroupBase):
         end it.
         """
         return self._sync_group
+
+    @property
+    def process_group(self) -> Any:
+        """This group as a ``torch.distributed.ProcessGroup``, a ``multiworld.torch.WorldProcessGroup``.
+
+        One object for all generations, which is registered with torch.distributed as ``mw:<world>:<number>``. Give it
+        to DDP, FSDP2, DeviceMesh and the functions of ``torch.distributed``; root ranks are those of this group.
+        """
+        if self._process_group is None:
+            torch_side = import_module("multiworld.torch.process_group")  # a layer above, for those who ask for it
+            self._process_group = torch_side.made(self)
+        return self._process_group
 
     def __repr__(self) -> str:
         return f"Group(world={self.member.name!r}, ranks={self.ranks})"

@@ -17,6 +17,7 @@
 #include <cstring>
 #include <set>
 #include <system_error>
+#include <utility>
 
 namespace multiworld {
 namespace {
@@ -139,8 +140,10 @@ void Engine::after_fork_in_child() {
 
 OperationRef Engine::begin(const Message& message) {
   if (message.receives) {
-    return core_.receive(message.peer, message.key, message.signature, message.data, message.data != nullptr);
+    bool borrowed = message.data || message.signature.mode == mode_device;
+    return core_.receive(message.peer, message.key, message.signature, message.data, borrowed, message.on_device);
   }
+  if (message.on_device) return core_.send(message.peer, message.key, message.signature, {}, message.tail, false, true);
   Span payload{message.data, message.signature.nbytes - message.tail.size()};
   return core_.send(message.peer, message.key, message.signature, payload, message.tail, message.borrowed);
 }
@@ -169,9 +172,9 @@ std::vector<uint64_t> Engine::start(const std::vector<Message>& messages) {
   return ids;
 }
 
-uint64_t Engine::receive_any(const std::vector<int>& peers, uint64_t key, Signature signature, char* to) {
+uint64_t Engine::receive_any(const std::vector<int>& peers, uint64_t key, Signature signature, char* to, bool on_device) {
   Locked lock(*this);
-  return take_up(core_.receive_any(peers, key, signature, to, true));
+  return take_up(core_.receive_any(peers, key, signature, to, true, on_device));
 }
 
 uint64_t Engine::collective(uint64_t group, std::vector<int> ranks, std::string fingerprint, bool launches,
@@ -181,6 +184,7 @@ uint64_t Engine::collective(uint64_t group, std::vector<int> ranks, std::string 
 }
 
 uint64_t Engine::take_up(const OperationRef& operation) {
+  if (operation->id) return operation->id;  // it was launched as it began
   if (free_.empty()) {
     free_.push_back(uint32_t(slots_.size()));
     slots_.emplace_back().id = free_.back();
@@ -190,10 +194,6 @@ uint64_t Engine::take_up(const OperationRef& operation) {
   slot.id += uint64_t(1) << slot_bits;  // a number is never used again
   slot.operation = operation;
   operation->id = slot.id;
-  if (operation->type == Operation::Type::collective && !operation->done()) {
-    auto& collective = static_cast<CollectiveOperation&>(*operation);
-    if (collective.agreed) agreed(collective);  // the others had called it before us
-  }
   return slot.id;
 }
 
@@ -205,9 +205,12 @@ Engine::Slot* Engine::find(uint64_t id) {
 
 void Engine::let_go(Slot& slot) {
   wake(slot);
+  if (slot.operation->type == Operation::Type::receive) {
+    if (ReceiveRef message = static_cast<ReceiveOperation&>(*slot.operation).taken) dropped(*message);
+  }
   slot.operation->id = 0;
   slot.operation.reset();
-  slot.notify = slot.waiting = slot.agreed = false;
+  slot.notify = slot.waiting = false;
   free_.push_back(uint32_t(slot.id & ((uint64_t(1) << slot_bits) - 1)));
 }
 
@@ -231,11 +234,13 @@ bool Engine::wait(uint64_t id, int64_t until, bool* interrupted) {
 bool Engine::wait(Locked& lock, uint64_t id, int64_t until, bool* interrupted) {
   Slot* slot = find(id);
   if (!slot) return true;
-  OperationRef operation = slot->operation;
+  auto over = [&] {
+    Slot* now = find(id);  // another thread may let go of it meanwhile, and its place be another's
+    return !now || now->operation->done();
+  };
   int64_t look_around = now_ns() + look_around_ns;
   slot->waiting = true;
-  // Another thread may let go of it meanwhile, and its place be another's.
-  while (!operation->done() && find(id) && !slot->agreed && !*interrupted) {
+  while (!over() && owed_.empty() && !*interrupted) {
     int64_t now = now_ns(), left = std::min(until, look_around) - now;
     // A signal that comes between two system calls interrupts neither.
     *interrupted = now >= look_around;
@@ -248,9 +253,10 @@ bool Engine::wait(Locked& lock, uint64_t id, int64_t until, bool* interrupted) {
   }
   if (find(id)) slot->waiting = false;
   if (!leader_) pass_the_lead();
-  bool over = operation->done() || (find(id) && slot->agreed);
-  *interrupted &= !over;  // its outcome is not to be lost
-  return over;
+  bool ended = over();
+  *interrupted &= !ended;  // its outcome is not to be lost
+  if (!owed_.empty() && (ended || *interrupted)) tell({Event::Type::owed});
+  return ended;
 }
 
 void Engine::lead(Locked& lock, Slot& slot, int64_t patience_ns, bool* interrupted) {
@@ -303,14 +309,15 @@ void Engine::serve(const epoll_event* events, int count) {
 }
 
 void Engine::watch(Lane& lane) {
-  if (lane.ended() || lane.watched_for_writing == lane.backlog()) return;
-  lane.watched_for_writing = lane.backlog();
+  if (lane.ended()) return;
   if (lane.backlog() && !rest_told_) {
     rest_told_ = true;
     tell({Event::Type::rest, lane.peer, 0, 0, {}});
   }
+  if (lane.watched_for_writing == lane.blocked()) return;
+  lane.watched_for_writing = lane.blocked();
   epoll_event event{};
-  event.events = EPOLLIN | (lane.backlog() ? uint32_t(EPOLLOUT) : 0);
+  event.events = EPOLLIN | (lane.blocked() ? uint32_t(EPOLLOUT) : 0);
   event.data.ptr = &lane;
   epoll_ctl(epoll_, EPOLL_CTL_MOD, lane.fd, &event);
 }
@@ -326,7 +333,7 @@ OperationRef Engine::look(uint64_t id) {
 void Engine::take(uint64_t id) {
   Locked lock(*this);
   Slot* slot = find(id);
-  if (slot && slot->operation->done()) let_go(*slot);
+  if (slot && (slot->operation->done() || slot->operation->withdrawn)) let_go(*slot);
 }
 
 Awaited Engine::awaited(uint64_t id) {
@@ -353,41 +360,58 @@ bool Engine::keeps(int peer, uint64_t key) {
   return core_.keeps(peer, key);
 }
 
-void Engine::withdraw(uint64_t id) {
+bool Engine::withdraw(uint64_t id) {
   Locked lock(*this);
   Slot* slot = find(id);
-  if (!slot) return;
+  if (!slot) return false;
   OperationRef operation = slot->operation;
-  bool goes_on = operation->type == Operation::Type::collective && !operation->done() &&
-                 static_cast<CollectiveOperation&>(*operation).launches;
-  if (!goes_on) let_go(*slot);  // else its number is needed until it is `over`
+  if (operation->withdrawn) return true;
   try {
     core_.withdraw(operation);
   } catch (const std::bad_alloc&) {
     lost(operation->peer, Loss::protocol, "there is no memory for what was withdrawn");
   }
+  if (core_.goes_on(*operation)) return true;
+  let_go(*slot);
+  return false;
 }
 
-bool Engine::is_agreed(uint64_t id) {
+std::vector<Owed> Engine::owed() {
   Locked lock(*this);
-  Slot* slot = find(id);
-  return slot && slot->agreed;
+  std::vector<Owed> owed;
+  owed.swap(owed_);
+  return owed;
 }
 
-void Engine::launched(uint64_t id) {
+bool Engine::owes() {
   Locked lock(*this);
-  if (Slot* slot = find(id)) slot->agreed = false;
+  return !owed_.empty();
 }
 
 void Engine::over(uint64_t id) {
   Locked lock(*this);
-  if (Slot* slot = find(id)) core_.complete(*slot->operation);
+  if (Slot* slot = find(id)) core_.over(*slot->operation);
+}
+
+void Engine::landed(uint64_t id) {
+  Locked lock(*this);
+  if (Slot* slot = find(id)) core_.landed(std::static_pointer_cast<ReceiveOperation>(slot->operation));
+}
+
+void Engine::keep(uint64_t id) {
+  Locked lock(*this);
+  if (Slot* slot = find(id)) core_.keep(std::static_pointer_cast<ReceiveOperation>(slot->operation));
+}
+
+uint64_t Engine::on_device(const ReceiveRef& receive) {
+  Locked lock(*this);
+  return receive->taken ? receive->taken->id : receive->lies_on_device ? receive->id : 0;
 }
 
 bool Engine::notify(uint64_t id) {
   Locked lock(*this);
   Slot* slot = find(id);
-  if (!slot || slot->operation->done() || slot->agreed) return false;
+  if (!slot || slot->operation->done()) return false;
   slot->notify = true;
   return true;
 }
@@ -408,13 +432,30 @@ std::vector<uint64_t> Engine::progress() {
 void Engine::settled(Operation& operation) {
   Slot* slot = operation.id ? find(operation.id) : nullptr;
   if (!slot) return;
-  if (operation.withdrawn) {
-    bool counted_on = operation.type == Operation::Type::collective && operation.outcome == Outcome::mismatch &&
-                      static_cast<CollectiveOperation&>(operation).launches;
-    if (!counted_on) return let_go(*slot);
-    return tell({Event::Type::agreed, operation.peer, 0, operation.id, {}});  // its owner takes it
+  if (!operation.withdrawn) {
+    report(*slot);
+  } else if (!operation.launched) {
+    dropped(operation);
+  } else if (operation.type == Operation::Type::receive) {  // its caller copies it
+    wake(*slot);
+  } else {
+    let_go(*slot);
   }
-  report(*slot);
+}
+
+void Engine::dropped(Operation& operation) {
+  if (operation.id) owed_.push_back({operation.id, false, operation.peer});
+}
+
+void Engine::launch(Operation& operation) {
+  if (!operation.id) take_up(operation.shared_from_this());  // nobody waits for it, or not yet
+  find(operation.id)->notify = false;                        // its owner tells its end
+  owed_.push_back({operation.id, true, operation.peer});
+}
+
+void Engine::chosen(AnyReceive& any, const ReceiveRef& receive) {
+  if (Slot* slot = any.id ? find(any.id) : nullptr) slot->operation = receive;
+  receive->id = std::exchange(any.id, 0);
 }
 
 // Let whoever waits for it look.
@@ -475,6 +516,7 @@ bool Engine::flush() {
   bool left = false;
   for (auto& [peer, lane] : lanes_) {
     lane.flush();
+    if (lane.backlog() && !lane.blocked()) lane.pump(turn_bytes);  // where the peer says that there is room
     watch(lane);
     left |= lane.backlog();
   }
@@ -516,6 +558,13 @@ bool Engine::linger() {
     if (lane.ended()) epoll_ctl(epoll_, EPOLL_CTL_DEL, lane.fd, nullptr);
   }
   return over;
+}
+
+std::map<int, Way> Engine::ways() {
+  Locked lock(*this);
+  std::map<int, Way> found;
+  for (auto& [peer, lane] : lanes_) found[peer] = lane.way();
+  return found;
 }
 
 std::map<int, std::pair<uint64_t, uint64_t>> Engine::traffic() {
@@ -569,17 +618,6 @@ bool Engine::receiving(int peer) { return lanes_.at(peer).receiving(); }
 
 void Engine::redirect(int peer, const char* whole, char* own, uint64_t length) {
   lanes_.at(peer).redirect(whole, own, length);
-}
-
-void Engine::agreed(CollectiveOperation& operation) {
-  Slot* slot = operation.id ? find(operation.id) : nullptr;
-  if (!slot) return;
-  slot->agreed = true;
-  if (!operation.withdrawn && (slot->waiting || slot->notify)) {
-    report(*slot);
-  } else {
-    tell({Event::Type::agreed, operation.peer, 0, operation.id, {}});
-  }
 }
 
 void Engine::lost(int peer, Loss why, const std::string& what) {

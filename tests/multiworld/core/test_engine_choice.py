@@ -22,6 +22,7 @@ def test_the_setting_chooses(store: str, monkeypatch: pytest.MonkeyPatch, choice
 
 
 def test_members_of_both_engines_understand_each_other(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MULTIWORLD_SAME_HOST", "tcp")  # for which no one asks before
     engines = itertools.cycle((None, library.compiled()))  # of the two who ask, whenever they do
     monkeypatch.setattr(library, "compiled", lambda: next(engines))
     with members(store, 2) as (worlds, pool):

@@ -74,11 +74,11 @@ def bare(native: ModuleType) -> Iterator[Two]:
 
 
 def start_send(engine: Any, peer: int, key: int, tensor: torch.Tensor) -> int:
-    return engine.start((False, peer, key, 0, CODES[tensor.dtype], tensor.nbytes, tensor.data_ptr(), None))  # type: ignore[no-any-return]
+    return engine.start((False, False, peer, key, 0, CODES[tensor.dtype], tensor.nbytes, tensor.data_ptr(), None))  # type: ignore[no-any-return]
 
 
 def start_recv(engine: Any, peer: int, key: int, tensor: torch.Tensor) -> int:
-    return engine.start((True, peer, key, 0, CODES[tensor.dtype], tensor.nbytes, tensor.data_ptr(), None))  # type: ignore[no-any-return]
+    return engine.start((True, False, peer, key, 0, CODES[tensor.dtype], tensor.nbytes, tensor.data_ptr(), None))  # type: ignore[no-any-return]
 
 
 def send(engine: Any, peer: int, key: int, tensor: torch.Tensor, seconds: float) -> Any:
@@ -271,8 +271,8 @@ def test_a_message_of_the_senders_length_comes_in_memory_that_outlives_the_engin
     two = Two(native)
     a, b = two.a, two.b
     limit, text = 1 << 20, b"x" * 1_000_000
-    number = b.start((True, 0, 7, int(Mode.OBJECT), 0, limit, None, None))
-    a.start((False, 1, 7, int(Mode.OBJECT), 0, len(text) + 3, text, b"end"))
+    number = b.start((True, False, 0, 7, int(Mode.OBJECT), 0, limit, None, None))
+    a.start((False, False, 1, 7, int(Mode.OBJECT), 0, len(text) + 3, text, b"end"))
     two.run(lambda: _moved(a, lambda: b.outcome(number)[0] == DONE), lambda: b.wait(number, SECONDS))
     keeper, _, (address, length) = b.received(number)
     b.take(number)
@@ -296,7 +296,7 @@ def test_messages_that_are_started_together_go_out_together(native: ModuleType) 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # which keeps apart what is written apart
     engine = native.Engine(0, {1: ours.detach()}, 1 << 20)
     got = torch.zeros(5)
-    posts = [(True, 1, key, 0, CODES[got.dtype], 4, got[key:].data_ptr(), None) for key in range(5)]
+    posts = [(True, False, 1, key, 0, CODES[got.dtype], 4, got[key:].data_ptr(), None) for key in range(5)]
     assert len(set(engine.start_all(posts))) == 5
     with theirs:
         theirs.settimeout(SECONDS)
@@ -309,7 +309,7 @@ def test_what_an_operation_waits_for_is_known(two: Two) -> None:
     number = start_send(two.a, 1, 7, sent)
     assert two.a.awaited(number) == [False, 1]
     assert two.a.needs(1)
-    assert two.a.withdraw(number) is None
+    assert not two.a.withdraw(number)
     assert two.a.awaited(number) == [False]
     assert not two.a.needs(1)
 
@@ -344,7 +344,7 @@ def test_who_writes_the_rest_is_asked_for(bare: Two) -> None:
     payload = bytes(1 << 22)
     bare.peer.sendall(frame(Kind.POST, 0, int(Mode.OBJECT), 1, 7, 1 << 30))
     assert bare.a.drain(1)
-    bare.a.start((False, 1, 7, int(Mode.OBJECT), 0, len(payload), payload, None))
+    bare.a.start((False, False, 1, 7, int(Mode.OBJECT), 0, len(payload), payload, None))
     assert [event[0] for event in events_of(bare.a)] == [REST]
     assert bare.a.flush()
     received = 0
@@ -370,7 +370,7 @@ def test_a_world_that_ends_in_order_can_be_cut(bare: Two) -> None:
     payload = bytes(1 << 22)
     bare.peer.sendall(frame(Kind.POST, 0, int(Mode.OBJECT), 1, 7, 1 << 30))
     assert bare.a.drain(1)
-    bare.a.start((False, 1, 7, int(Mode.OBJECT), 0, len(payload), payload, None))
+    bare.a.start((False, False, 1, 7, int(Mode.OBJECT), 0, len(payload), payload, None))
     bare.a.end(True)
     assert bare.a.flush(), "what was sent still goes out"
     bare.a.end(False)
@@ -608,7 +608,7 @@ begun, got = threading.Barrier(5), torch.zeros(1)
 def wait():
     begun.wait()
     while True:
-        number = engine.start((True, 1, 7, 0, 0, 4, got.data_ptr(), None))
+        number = engine.start((True, False, 1, 7, 0, 0, 4, got.data_ptr(), None))
         engine.wait(number, 0.0003)
         engine.withdraw(number)
 for _ in range(4):
