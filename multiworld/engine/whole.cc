@@ -6,3 +6,4 @@
 #include "lanes/lane.cc"
 #include "lanes/ring.cc"
 #include "mover/engine.cc"
+#include "mover/guard.cc"
