@@ -9,3 +9,4 @@
 #include "launch/communicator.cc"
 #include "launch/launcher.cc"
 #include "mover/engine.cc"
+#include "mover/guard.cc"

@@ -213,9 +213,7 @@ class HandshakeAcceptor:
         sock.close()  # we were closed while it was answered
 
 
-def dial(
-    claim: Claim, hello: Hello, network: NetworkSettings, timeout: float, *, near: bool = False
-) -> socket.socket:
+def dial(claim: Claim, hello: Hello, network: NetworkSettings, timeout: float, *, near: bool = False) -> socket.socket:
     """Connect to a member and greet it; the connection, once it has said yes.
 
     Args:

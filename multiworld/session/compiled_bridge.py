@@ -8,7 +8,6 @@ import math
 import os
 import selectors
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -24,7 +23,7 @@ from multiworld.errors import BrokenWorldException, LossReason
 from multiworld.matching.operation import BatchOperation, Operation
 from multiworld.process.torch_modes import torch_modes_active, without_torch_modes
 from multiworld.transport.descriptors import reserve
-from multiworld.transport.poller import REST_SECONDS, LoopTie
+from multiworld.transport.poller import LoopTie
 from multiworld.transport.reactor import Reactor
 
 
@@ -36,7 +35,6 @@ class _Happened(enum.IntEnum):
     BYE = 2
     VALUE = 3
     OWED = 4
-    REST = 5
 
 
 class CompiledOwner(Protocol):
@@ -213,8 +211,6 @@ class CompiledBridge(LoopTie):
         if kind is _Happened.OWED:
             with _outside_of_modes(), owner.lock:
                 self._engine.begin()
-        elif kind is _Happened.REST:
-            self._owner.hub.alarm(self._write_rest, time.monotonic() + REST_SECONDS)
         elif kind is _Happened.VALUE:
             with owner.lock:
                 if owner.failure is not None:  # no backend is set up any more
@@ -228,12 +224,6 @@ class CompiledBridge(LoopTie):
             self._engine.protocol_error(peer, text.decode())
         else:
             owner.lost(peer, LossReason.LEFT, text.decode())
-
-    def _write_rest(self, now: float) -> None:
-        """Write for an operation that its waiter has left: the peers wait for the rest, whatever that one does next."""
-        native = self._native
-        if native is not None and native.flush():
-            self._owner.hub.alarm(self._write_rest, now + REST_SECONDS)
 
 
 def _outside_of_modes() -> AbstractContextManager[None]:

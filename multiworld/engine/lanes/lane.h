@@ -62,6 +62,8 @@ class Lane {
   bool blocked() const {
     return error_ || !said_.empty() || (!backlog_.empty() && (!backlog_.front().in_ring || room_));
   }
+  // Whether somebody has to write something, now or later.
+  bool owes() const { return !ended_ && (error_ || backlog()); }
   bool ended() const { return ended_; }
   uint64_t sent() const { return sent_; }
   uint64_t received() const { return received_; }

@@ -2,11 +2,10 @@
 
 #include <errno.h>
 #include <linux/futex.h>
-#include <linux/sockios.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -18,6 +17,8 @@
 #include <set>
 #include <system_error>
 #include <utility>
+
+#include "guard.h"
 
 namespace multiworld {
 namespace {
@@ -57,9 +58,9 @@ void quiet(int eventfd) {
   [[maybe_unused]] ssize_t got = read(eventfd, &count, sizeof count);
 }
 
-// The engines of this process. A fork waits until none is being made or freed.
-std::mutex all_mutex;
-std::set<Engine*> all;
+// The engines of this process. A fork waits until none is being made or freed. The guard may use these to the very end.
+std::mutex& all_mutex = *new std::mutex;
+std::set<Engine*>& all = *new std::set<Engine*>;
 
 }  // namespace
 
@@ -133,6 +134,8 @@ void Engine::after_fork_in_child() {
     engine->close_all();
     for (auto& [peer, lane] : engine->lanes_) lane.abandon();
   }
+  all.clear();  // nobody may lock theirs
+  Guard::after_fork_in_child();
   all_mutex.unlock();
 }
 
@@ -271,6 +274,7 @@ void Engine::lead(Locked& lock, Slot& slot, int64_t patience_ns, bool* interrupt
   if (kicked_) epoll_ctl(epoll_, EPOLL_CTL_DEL, host_, nullptr);
   kicked_ = false;
   serving_ = &slot;
+  turns_++;
   serve(events, count);
   serving_ = nullptr;
 }
@@ -310,9 +314,10 @@ void Engine::serve(const epoll_event* events, int count) {
 
 void Engine::watch(Lane& lane) {
   if (lane.ended()) return;
-  if (lane.backlog() && !rest_told_) {
-    rest_told_ = true;
-    tell({Event::Type::rest, lane.peer, 0, 0, {}});
+  if (lane.owes() && !owes_) {
+    owes_ = true;
+    turns_++;
+    Guard::look();
   }
   if (lane.watched_for_writing == lane.blocked()) return;
   lane.watched_for_writing = lane.blocked();
@@ -320,6 +325,33 @@ void Engine::watch(Lane& lane) {
   event.events = EPOLLIN | (lane.blocked() ? uint32_t(EPOLLOUT) : 0);
   event.data.ptr = &lane;
   epoll_ctl(epoll_, EPOLL_CTL_MOD, lane.fd, &event);
+}
+
+// ---- the guard
+
+bool Engine::pay_all(std::vector<pollfd>& watched) {
+  std::lock_guard guard(all_mutex);
+  bool owing = false;
+  for (Engine* engine : all) {
+    bool ours = false;
+    if (!engine->owes_ || !engine->pay(&ours)) continue;
+    owing = true;
+    if (ours) watched.push_back({engine->epoll_, POLLIN, 0});
+  }
+  return owing;
+}
+
+// Move what is ready, unless others have done so since it was last asked; whether something is still owed.
+bool Engine::pay(bool* ours) {
+  Locked lock(*this);
+  *ours = !leader_ && turns_ == seen_turns_;
+  seen_turns_ = turns_;
+  if (*ours) {
+    epoll_event events[most_events];
+    serve(events, epoll_wait(epoll_, events, most_events, 0));
+  }
+  owes_ = std::any_of(lanes_.begin(), lanes_.end(), [](const auto& entry) { return entry.second.owes(); });
+  return owes_;
 }
 
 // ---- outcomes
@@ -420,6 +452,7 @@ std::vector<uint64_t> Engine::progress() {
   Locked lock(*this);
   epoll_event events[most_events];
   in_progress_ = true;
+  turns_++;
   serve(events, epoll_wait(epoll_, events, most_events, 0));
   in_progress_ = false;
   if (rung_) quiet(loop_);
@@ -509,19 +542,6 @@ std::vector<Event> Engine::events() {
 void Engine::tell(Event event) {
   if (events_.empty()) ring(host_);
   events_.push_back(std::move(event));
-}
-
-bool Engine::flush() {
-  Locked lock(*this);
-  bool left = false;
-  for (auto& [peer, lane] : lanes_) {
-    lane.flush();
-    if (lane.backlog() && !lane.blocked()) lane.pump(turn_bytes);  // where the peer says that there is room
-    watch(lane);
-    left |= lane.backlog();
-  }
-  rest_told_ = left;
-  return left;
 }
 
 bool Engine::drain(int peer) {

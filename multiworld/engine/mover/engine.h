@@ -16,14 +16,14 @@
 #include "lanes/lane.h"
 
 struct epoll_event;
+struct pollfd;
 
 namespace multiworld {
 
 // What the owner of the world has to deal with.
 struct Event {
-  // `rest`: something is left to write, which nobody may be there to do: see `flush`.
   // `owed`: there is something in `owed`, and who moved the data does not look there.
-  enum class Type : uint8_t { lost, lane_ended, bye, value, owed, rest };
+  enum class Type : uint8_t { lost, lane_ended, bye, value, owed };
   Type type;
   int peer = -1;
   int number = 0;  // the error of a lane; 1 for a bye that gives up
@@ -107,8 +107,6 @@ class Engine final : private Wire, private Host {
   // For the owner.
   std::vector<Event> events();
   int eventful() const { return host_; }
-  // Write what is left to write; whether something still is.
-  bool flush();
   // Read all that has come from a peer; false once its connection has ended.
   bool drain(int peer);
   // Send a value for the set-up of a backend.
@@ -131,6 +129,10 @@ class Engine final : private Wire, private Host {
   // that peers learn of the parent's end by the end of its connections.
   bool forked() const { return forked_; }
 
+  // For the guard: move the data of all engines that owe something and that nobody else moves. Adds to `watched` what tells
+  // that these can go on; whether any engine owes something.
+  static bool pay_all(std::vector<::pollfd>& watched);
+
  private:
   struct Slot {
     OperationRef operation;
@@ -152,6 +154,7 @@ class Engine final : private Wire, private Host {
   void pass_the_lead();
   void serve(const ::epoll_event* events, int count);
   void watch(Lane& lane);
+  bool pay(bool* ours);
   void kick();
   void close_all();
   static void before_fork();
@@ -190,7 +193,9 @@ class Engine final : private Wire, private Host {
   int epoll_ = -1;
   int loop_ = -1;  // wakes the event loop
   int host_ = -1;  // wakes the owner
-  bool in_progress_ = false, kicked_ = false, rung_ = false, rest_told_ = false;
+  bool in_progress_ = false, kicked_ = false, rung_ = false;
+  std::atomic<bool> owes_{false};       // something to a peer; false only once the guard has seen that
+  uint64_t turns_ = 0, seen_turns_ = 0; // in which others than the guard moved the data; and as the guard last saw them
   bool ended_ = false, said_bye_ = false;
   std::atomic<bool> forked_{false};
 };

@@ -288,9 +288,7 @@ def _forbid_memory() -> None:
     ],
     ids=["ring", "no memory", "off", "Python"],
 )
-def test_doctor_says_how_data_goes(
-    environment: dict[str, str], before: Callable[[], None] | None, found: str
-) -> None:
+def test_doctor_says_how_data_goes(environment: dict[str, str], before: Callable[[], None] | None, found: str) -> None:
     command = [sys.executable, "-c", "from multiworld.cli import doctor; print(doctor._same_host().found)"]
     process: dict[str, Any] = {"env": {**os.environ, **environment}, "preexec_fn": before}
     done = subprocess.run(command, **process, capture_output=True, text=True, timeout=60, check=False)

@@ -269,7 +269,7 @@ int main(int count, char** args) {
   }
   std::atomic<bool> over{false};
   std::thread loop([&] {
-    while (!over) a.progress(), b.progress(), a.flush(), b.flush(), usleep(500);
+    while (!over) a.progress(), b.progress(), usleep(500);
   });
   for (auto& thread : threads) thread.join();
   over = true;

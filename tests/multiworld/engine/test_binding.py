@@ -28,7 +28,7 @@ from multiworld.transport.descriptors import open_numbers
 
 SECONDS = 30.0
 PENDING, DONE, MISMATCH, ENDED = range(4)
-LOST, LANE_ENDED, BYE, VALUE, AGREED, REST = range(6)
+LOST, LANE_ENDED, BYE, VALUE, OWED = range(5)
 
 
 class Two:
@@ -338,20 +338,6 @@ def test_what_was_sent_arrives_after_an_orderly_end(two: Two) -> None:
     sent, _ = two.a.traffic()[1]
     _, received = two.b.traffic()[0]
     assert sent == received > 20_000_000
-
-
-def test_who_writes_the_rest_is_asked_for(bare: Two) -> None:
-    payload = bytes(1 << 22)
-    bare.peer.sendall(frame(Kind.POST, 0, int(Mode.OBJECT), 1, 7, 1 << 30))
-    assert bare.a.drain(1)
-    bare.a.start((False, False, 1, 7, int(Mode.OBJECT), 0, len(payload), payload, None))
-    assert [event[0] for event in events_of(bare.a)] == [REST]
-    assert bare.a.flush()
-    received = 0
-    while received < HEADER.size + len(payload):
-        bare.a.flush()
-        received += len(bare.peer.recv(1 << 20))
-    assert not bare.a.flush()
 
 
 def test_a_peer_that_is_none_is_an_error(two: Two) -> None:
