@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch.distributed as dist
 from procs import ROOT
 
@@ -111,18 +112,15 @@ def run_row_and_die(_: WorldProcessGroup, name: str, at: int) -> None:
     raise AssertionError(f"{name} begins fewer than {at} operations")
 
 
-def run_row_and_survive(pg: WorldProcessGroup, name: str) -> tuple[tuple[int, ...], str, float]:
-    """Run a row whose peer dies: the ranks that the typed error names, its text, and when it came."""
+def run_row_and_survive(pg: WorldProcessGroup, name: str) -> tuple[tuple[int, ...], str, str, float]:
+    """Run a row whose peer dies: the ranks that the typed error names, what was raised and its text, and when."""
     try:
-        with pg.typed():
-            getattr(rows, name)()
-    except PeerLost as lost:
-        return lost.ranks, str(lost), time.monotonic()
+        getattr(rows, name)()
     except Exception as error:
-        found = pg.errored()
-        if not isinstance(found, PeerLost):
-            raise
-        return found.ranks, f"{type(error).__name__}: {error}", time.monotonic()
+        came = time.monotonic()
+        with pytest.raises(PeerLost) as caught, pg.typed():
+            raise error if isinstance(error, RuntimeError | PeerLost) else RuntimeError(str(error))
+        return caught.value.ranks, type(error).__name__, str(error), came
     raise AssertionError(f"{name} ended well")
 
 

@@ -67,6 +67,8 @@ MORE_DEATHS = (
     ("compiled", 2),
     ("compiled_ddp", 6),
 )
+#: what torch makes of the typed error, which ``typed`` gives back
+RAISED = dict.fromkeys(("ddp", "ddp_in_buckets"), "RuntimeError")
 HELPERS = {"model", "batch", "checksum", "alone", "trained", "same", "_compiled"}
 #: a death shows at once; the rest is for machines with much else to do
 SOON = 10.0
@@ -84,7 +86,8 @@ def die(stage: Stage, deaths: tuple[tuple[str, int], ...]) -> None:
         stage.tell(("survive", name), ("die", name, at))
         stage.members[1].exit_code()
         died = time.monotonic()
-        ranks, text, noticed = stage.members[0].recv()
+        ranks, raised, text, noticed = stage.members[0].recv()
+        assert (name, raised) == (name, RAISED.get(name, "PeerLost"))
         assert ranks == (1,)
         assert "rank 1" in text
         assert noticed - died < SOON
