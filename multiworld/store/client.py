@@ -175,13 +175,18 @@ class StoreClient:
 
     @property
     def ended(self) -> bool:
-        """True if the host has closed the connection: between two questions it says nothing else."""
+        """True if it is closed, here or by the host: between two questions that one says nothing else."""
+        if self._sock.fileno() < 0:
+            return True
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         return bool(poll.poll(0))
 
     def close(self) -> None:
         self._sock.close()
+
+    def __del__(self) -> None:
+        self.close()
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
         """Write ``desired`` if the value is ``expected`` (empty: if there is none); the value that it is now.
