@@ -35,13 +35,8 @@ _SECONDS = 300.0
 _GLIBC_OF = {19: 17, 22: 24, 24: 27, 28: 31, 29: 34, 30: 35, 33: 39}
 
 
-def _compilers() -> list[list[str]]:
-    own = [shlex.split(os.environ["CXX"])] if os.environ.get("CXX") else []
-    return [*own, *([name] for name in _COMPILERS if shutil.which(name))]
-
-
 def compile_into(root: Path, target: Path) -> str:
-    """Compile the engine.
+    """Compile the engine with ``CXX``, or with the first C++ compiler that is there.
 
     Args:
         root: of the source tree.
@@ -50,22 +45,21 @@ def compile_into(root: Path, target: Path) -> str:
     Returns:
         Why there is none; empty if there is one.
     """
-    failures = []
-    for command in _compilers():
-        with tempfile.TemporaryDirectory(prefix=".native-", dir=target.parent) as folder:
-            made = Path(folder, target.name)
-            line = [*command, *_OPTIONS, "-o", str(made), str(_SOURCE)]
-            line += shlex.split(os.environ.get("LDLIBS", ""))  # as make has it: libraries, behind what needs them
-            try:
-                done = subprocess.run(line, cwd=root, capture_output=True, text=True, timeout=_SECONDS, check=False)
-            except (OSError, subprocess.TimeoutExpired) as error:
-                failures.append(f"{command[0]}: {error}")
-                continue
-            if done.returncode == 0 and made.is_file():
-                made.replace(target)
-                return ""
-            failures.append(f"{command[0]}: {done.stderr.strip()[-500:]}")
-    return "; ".join(failures) or f"no compiler was found ({', '.join(_COMPILERS)})"
+    command = shlex.split(os.environ.get("CXX", "")) or list(filter(shutil.which, _COMPILERS))[:1]
+    if not command:
+        return f"no compiler was found ({', '.join(_COMPILERS)})"
+    with tempfile.TemporaryDirectory(prefix=".native-", dir=target.parent) as folder:
+        made = Path(folder, target.name)
+        line = [*command, *_OPTIONS, "-o", str(made), str(_SOURCE)]
+        line += shlex.split(os.environ.get("LDLIBS", ""))  # as make has it: libraries, behind what needs them
+        try:
+            done = subprocess.run(line, cwd=root, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return f"{command[0]}: {error}"
+        if done.returncode:
+            return f"{command[0]}: {done.stderr.strip()[-500:]}"
+        made.replace(target)
+    return ""
 
 
 def platform_tag(data: bytes) -> str:

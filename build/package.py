@@ -18,7 +18,7 @@ import uv
 from packaging.version import Version
 
 from build.console import note, step
-from build.errors import CompileError, EnvironmentUnfitError, ProbeError, WheelError
+from build.errors import EnvironmentUnfitError, ProbeError, WheelError
 from build.overlay import runtime, toolchain
 from build.overlay.toolchain import Toolchain
 from build.paths import REPO, TESTS, atomic_write

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import socket
@@ -38,8 +37,8 @@ StoreLike: TypeAlias = "str | TcpStoreAddress | FileStorePath | Any"
 
 
 class ThreadClients(threading.local):
-    """Clients of one TCP store, one for each thread, as long as it lives: a new connection takes as long as all the rest
-    of a rejoin, and a thread of joins serves many."""
+    """Clients of one TCP store, one for each thread, as long as it lives: a thread of joins serves many, and each of
+    them looks at the store again and again."""
 
     def __init__(self, mode: GreetingMode) -> None:
         self._mode = mode

@@ -1,4 +1,4 @@
-"""The engine is compiled with whatever C++ compiler there is; without one, the reason is told."""
+"""The engine is compiled with `CXX`, or the first C++ compiler that is there; without one, the reason is told."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def only(*names: str) -> Any:
 
 @pytest.mark.parametrize(
     ("own", "found"),
-    [("", ("c++",)), ("", ("g++",)), ("c++ -O0", ()), ("false", ("c++",)), ("/nowhere/c++", ("c++",))],
-    ids=["c++", "g++ only", "CXX", "CXX fails", "CXX is missing"],
+    [("", ("c++",)), ("", ("g++",)), ("c++ -O0", ())],
+    ids=["c++", "g++ only", "CXX"],
 )
 def test_it_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, found: tuple[str, ...]) -> None:
     monkeypatch.setenv("CXX", own)
     monkeypatch.setattr(shutil, "which", only(*found))
     monkeypatch.setattr(hatch_build, "_SOURCE", small := tmp_path / "small.cc")
-    small.write_text("extern \"C\" __attribute__((visibility(\"default\"))) int small() { return 1; }\n")
+    small.write_text('extern "C" __attribute__((visibility("default"))) int small() { return 1; }\n')
     target = tmp_path / "made" / hatch_build.ENGINE.name
     target.parent.mkdir()
     assert hatch_build.compile_into(ROOT, target) == ""
@@ -36,7 +36,9 @@ def test_it_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: st
     assert [path.name for path in target.parent.iterdir()] == [target.name]
 
 
-@pytest.mark.parametrize(("own", "why"), [("", "no compiler was found"), ("false", "false:")])
+@pytest.mark.parametrize(
+    ("own", "why"), [("", "no compiler was found"), ("false", "false:"), ("/nowhere/c++", "/nowhere/c++:")]
+)
 def test_it_is_said_why_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, why: str) -> None:
     monkeypatch.setenv("CXX", own)
     monkeypatch.setattr(shutil, "which", only())
