@@ -8,6 +8,7 @@
 
 #include "bind/binding.h"
 #include "bind/launch.h"
+#include "heartbeats.h"
 #include "mover/engine.h"
 
 using namespace multiworld;
@@ -118,6 +119,15 @@ PyObject* setup(PyObject*, PyObject* const* args, Py_ssize_t count) {
   for (int i = 0; i < n_count; i++) names[i] = PyUnicode_InternFromString(texts[i]);
   for (int i = 0; i < 4; i++) Py_IncRef(args[i]);
   plain_types = args[0], kind_of = args[1], plain_kinds = args[2], codes = args[3];
+  return none();
+}
+
+// answer_heartbeats(epoll, stop, ended): answer pings until `stop` is readable; descriptors, see `heartbeats.h`.
+PyObject* heartbeats(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (!count_is(count, 3)) return nullptr;
+  int epoll = int(PyLong_AsLong(args[0])), stop = int(PyLong_AsLong(args[1])), ended = int(PyLong_AsLong(args[2]));
+  if (PyErr_Occurred()) return nullptr;
+  unlocked([&] { answer_heartbeats(epoll, stop, ended); });
   return none();
 }
 
@@ -566,7 +576,11 @@ PyType_Slot engine_slots[] = {
 PyType_Spec engine_spec = {"multiworld._engine.Engine", sizeof(EngineObject), 0, 0, engine_slots};
 
 PyMethodDef functions[] = {
-    FAST("setup", setup), PLAIN("shared_memory_error", shared_memory_error, METH_NOARGS), {}};
+    FAST("setup", setup),
+    FAST("answer_heartbeats", heartbeats),
+    PLAIN("shared_memory_error", shared_memory_error, METH_NOARGS),
+    {},
+};
 PyModuleDef module = {
     {{1, nullptr}, nullptr, 0, nullptr}, "multiworld._engine", nullptr, -1, functions, nullptr, nullptr, nullptr, nullptr,
 };
