@@ -8,6 +8,7 @@ import math
 import os
 import selectors
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
