@@ -5,6 +5,8 @@
 #include "core/core.cc"
 #include "core/messages.cc"
 #include "lanes/lane.cc"
+#include "lanes/ring.cc"
 #include "launch/communicator.cc"
 #include "launch/launcher.cc"
 #include "mover/engine.cc"
+#include "mover/guard.cc"

@@ -18,7 +18,6 @@ from multiworld.config import (
     OnCancel,
     TcpStoreAddress,
     WorldConfig,
-    is_duration,
 )
 from multiworld.engine import library
 from multiworld.errors import InvalidArgument, MultiWorldError
@@ -140,13 +139,6 @@ class MultiWorld:
         if address is None and network.interfaces:
             address = chosen_address(network.interfaces)
         self.defaults = Defaults(address, op_timeout, Heartbeat() if heartbeat is None else heartbeat, network)
-        if not is_duration(op_timeout) or not isinstance(self.defaults.heartbeat, Heartbeat):
-            raise InvalidArgument(
-                what=f"op_timeout is {op_timeout!r}, heartbeat {heartbeat!r}",
-                remedy="pass seconds above 0 and a Heartbeat",
-            )
-        if address is not None and (not isinstance(address, str) or not address):
-            raise InvalidArgument(what=f"address is {address!r}, not text", remedy="pass a local address, or None")
         self._table: WorldTable[World] = WorldTable(Resources(network))
         register(self._table)
 

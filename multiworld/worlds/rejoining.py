@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from multiworld.errors import InvalidArgument, MultiWorldError, RendezvousError
 from multiworld.events import TELLING_SECONDS
-from multiworld.rendezvous.join_arguments import Defaults, checked_config
+from multiworld.rendezvous.join_arguments import check_seconds, checked_place, told_of
 from multiworld.rendezvous.joining import STORE_GRACE_SECONDS
 from multiworld.session.session import LINGER_SECONDS
 
@@ -133,15 +133,12 @@ class RejoinCall:
         """
         self._member.check_process()
         was = self._member.config
-        try:
-            defaults = Defaults(was.address, was.op_timeout, was.heartbeat, was.network)
-            rank, size = was.rank if self._rank is None else self._rank, was.size if self._size is None else self._size
-            timeout = was.join_timeout if self._timeout is None else self._timeout
-            named = was.name, rank, size, was.backend, was.device
-            checked = checked_config(defaults, *named, None, None, timeout, None)
-        except MultiWorldError as error:
-            raise error.with_context(operation="rejoin", generation=self._member.generation) from None
-        return replace(was, rank=checked.rank, size=checked.size, join_timeout=checked.join_timeout)
+        rank, size = was.rank if self._rank is None else self._rank, was.size if self._size is None else self._size
+        timeout = was.join_timeout if self._timeout is None else self._timeout
+        with told_of(was.name, rank, "rejoin", self._member.generation):
+            rank, size = checked_place(rank, size)
+            check_seconds("join_timeout", timeout)
+        return replace(was, rank=rank, size=size, join_timeout=timeout)
 
     def agrees_with(self, config: WorldConfig) -> bool:
         """Tell whether ``config`` has the rank and the size that were asked for, if any were."""
