@@ -27,7 +27,9 @@ ID_BYTES = 128
 _ID_KEY = "mw/nccl-id"
 #: non-blocking communicators, and ``ncclCommFinalize``
 _OLDEST = 21400
-#: called where there are any
+#: the first version with ``ncclCommRevoke``
+REVOKES_FROM = 22800
+#: functions that are called where there are any
 _OPTIONAL = frozenset({"ncclCommRevoke"})
 
 _DTYPES = {torch.int8: 0, torch.uint8: 1, torch.bool: 1, torch.int32: 2, torch.int64: 4}

@@ -30,8 +30,8 @@ ARGUMENTS |= {"ncclGroupEnd": 0, "ncclSend": 6, "ncclRecv": 6, "ncclBroadcast": 
 ARGUMENTS |= {"ncclAllGather": 6, "ncclReduceScatter": 7, "ncclCommGetAsyncError": 2, "ncclCommFinalize": 1}
 ARGUMENTS |= {"ncclCommDestroy": 1, "ncclCommAbort": 1, "ncclCommRevoke": 2, "ncclGetErrorString": 1}
 ARGUMENTS |= {"ncclGetLastError": 1}
-WORDS = {"cudaGetErrorString": "words of CUDA", "ncclGetErrorString": "words of NCCL", "ncclGetLastError": "detail"}
-WORDS = {name: ctypes.create_string_buffer(text.encode()) for name, text in WORDS.items()}
+_TEXTS = {"cudaGetErrorString": "words of CUDA", "ncclGetErrorString": "words of NCCL", "ncclGetLastError": "detail"}
+WORDS = {name: ctypes.create_string_buffer(text.encode()) for name, text in _TEXTS.items()}
 
 
 class Device:
