@@ -8,16 +8,17 @@ import math
 import os
 import selectors
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from multiworld.engine.compiled_engine import (
     Compiled,
-    CompiledCollective,
     CompiledEngine,
     CompiledReceive,
     CompiledSend,
+    Outcome,
 )
 from multiworld.errors import BrokenWorldException, LossReason
 from multiworld.matching.operation import BatchOperation, Operation
@@ -34,7 +35,7 @@ class _Happened(enum.IntEnum):
     LANE_ENDED = 1
     BYE = 2
     VALUE = 3
-    AGREED = 4
+    OWED = 4
 
 
 class CompiledOwner(Protocol):
@@ -69,32 +70,34 @@ class CompiledBridge(LoopTie):
 
     # waiting
 
-    def wait(self, operation: Operation) -> None:
-        """Move the data in the calling thread until ``operation`` is done."""
-        native = self._native
-        if native is not None and isinstance(operation, CompiledSend | CompiledReceive) and operation.number:
+    def wait(self, operation: Operation, seconds: float = math.inf) -> bool:
+        """Move the data in the calling thread until ``operation`` is done, but no longer than ``seconds``; whether it
+        is."""
+        native, until = self._native, time.monotonic() + seconds
+        if native is not None and isinstance(operation, Compiled) and operation.number:
+            in_modes = isinstance(operation, CompiledSend | CompiledReceive)
             while not operation.done:
-                outcome = native.wait(operation.number, math.inf)
-                with self._owner.lock:
+                outcome = native.wait(operation.number, seconds)
+                plain = in_modes and outcome[0] != Outcome.OWED
+                with contextlib.nullcontext() if plain else _outside_of_modes(), self._owner.lock:
                     operation.take_over(*outcome)
-        elif native is not None and isinstance(operation, CompiledCollective) and operation.number:
-            while not operation.done:
-                native.wait(operation.number, math.inf)
-                with _outside_of_modes(), self._owner.lock:
-                    operation.settle()
+                seconds = until - time.monotonic()
+                if seconds <= 0:
+                    break
         elif isinstance(operation, BatchOperation):
             for one in operation.operations:
-                self.wait(one)
+                self.wait(one, max(0.0, until - time.monotonic()))
         else:
-            self._sleep(operation)
+            self._sleep(operation, seconds)
+        return operation.done
 
-    def _sleep(self, operation: Operation) -> None:
+    def _sleep(self, operation: Operation, seconds: float) -> None:
         """Wait for what others end: work of the backend, or the world."""
         ended = threading.Event()
         with self._owner.lock:
             if not operation.attach(ended.set):
                 return
-        ended.wait()
+        ended.wait(min(seconds, threading.TIMEOUT_MAX))
 
     def _register(self) -> None:
         with self._owner.lock:  # else it may be closed meanwhile
@@ -122,6 +125,7 @@ class CompiledBridge(LoopTie):
                 for operation in tuple(self._engine.operations):
                     if isinstance(operation, Compiled):
                         operation.settle()
+                self._engine.begin()
 
     def lane_ended(self, peer: int) -> bool:
         """Tell whether nothing more comes from ``peer``, all of which was read."""
@@ -205,10 +209,9 @@ class CompiledBridge(LoopTie):
 
     def _handle(self, kind: _Happened, peer: int, number: int, operation: int, text: bytes) -> None:
         owner = self._owner
-        if kind is _Happened.AGREED:
-            with owner.lock:
-                if owner.failure is None:
-                    self._engine.look(operation)
+        if kind is _Happened.OWED:
+            with _outside_of_modes(), owner.lock:
+                self._engine.begin()
         elif kind is _Happened.VALUE:
             with owner.lock:
                 if owner.failure is not None:  # no backend is set up any more

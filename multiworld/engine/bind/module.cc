@@ -140,12 +140,12 @@ bool waited(Engine& engine, uint64_t id, int64_t until) {
   return true;
 }
 
-// (outcome, peer, mode, dtype, nbytes): what it is, of whom, and what they have instead. One that nobody knows is 0, a
-// collective that the backend has to begin 4.
+// (outcome, peer, mode, dtype, nbytes): what it is, of whom, and what they have instead. One that nobody knows is 0; one that
+// is pending where something is `owed` is 4.
 PyObject* outcome_of(Engine& engine, uint64_t id) {
   OperationRef operation = engine.look(id);
   Outcome outcome = operation ? operation->outcome : Outcome::pending;
-  if (outcome == Outcome::pending && engine.is_agreed(id)) outcome = Outcome::agreed;
+  if (outcome == Outcome::pending && engine.owes()) outcome = Outcome::owed;
   Signature theirs = operation && outcome == Outcome::mismatch ? operation->theirs : Signature{};
   return Py_BuildValue("(iiiiK)", int(outcome), operation ? operation->peer : -1, int(theirs.mode), int(theirs.dtype),
                        static_cast<unsigned long long>(theirs.nbytes));
@@ -172,18 +172,41 @@ PyObject* start_tensor(PyObject* self, PyObject* const* args, Py_ssize_t count) 
   if (PyErr_Occurred()) return nullptr;
   Plain tensor;
   if (!plain(args[3], receives, tensor)) return none();
-  Message message{receives, peer, key, {mode_fixed, tensor.code, tensor.nbytes}, tensor.data, {}, true};
+  Message message{receives, false, peer, key, {mode_fixed, tensor.code, tensor.nbytes}, tensor.data, {}, true};
   return PyLong_FromUnsignedLongLong(unlocked([&] { return engine->start(message); }));
 }
 
-// A message as Python says it: (receives, peer, key, mode, dtype, nbytes, data, tail). `data` is the address of the caller's
-// memory, bytes that are copied, or None for memory of the engine's own.
+// exchange(number, receives, peer, key, tensor, seconds): send or receive a tensor, and wait for that. True if it is done, False if
+// it is not or not well; None if nothing was started. The operation's number, which is still to be taken, goes into the list
+// `number` before a signal handler can run.
+PyObject* exchange(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  Engine* engine = reinterpret_cast<EngineObject*>(self)->engine;
+  if (!count_is(count, 6)) return nullptr;
+  bool receives = args[1] == &_Py_TrueStruct, interrupted = false;
+  int peer = int(PyLong_AsLong(args[2]));
+  uint64_t key = number(args[3]);
+  int64_t until = deadline(args[5]);
+  Plain tensor;
+  if (PyErr_Occurred()) return nullptr;
+  if (engine->forked() || !plain(args[4], receives, tensor)) return none();
+  Message message{receives, false, peer, key, {mode_fixed, tensor.code, tensor.nbytes}, tensor.data, {}, true};
+  Outcome outcome = Outcome::pending;
+  uint64_t id = unlocked([&] { return engine->exchange(message, until, &interrupted, &outcome); });
+  if (!id) return none();
+  if (PyList_SetItem(args[0], 0, PyLong_FromUnsignedLongLong(id)) < 0 || (interrupted && !heeded(*engine, id))) return nullptr;
+  return PyBool_FromLong(outcome == Outcome::done);
+}
+
+// A message as Python says it: (receives, on_device, peer, key, mode, dtype, nbytes, data, tail). `data` is the address of the
+// caller's memory, bytes that are copied, or None for memory of the engine's own, or on the device.
 bool message_of(PyObject* said, Message& message) {
-  int receives, mode, dtype;
+  int receives, on_device, mode, dtype;
   unsigned long long key, nbytes;
   PyObject *data, *tail;
-  if (!PyArg_ParseTuple(said, "iiKiiKOO", &receives, &message.peer, &key, &mode, &dtype, &nbytes, &data, &tail)) return false;
-  message.receives = receives, message.key = key;
+  bool parsed = PyArg_ParseTuple(said, "iiiKiiKOO", &receives, &on_device, &message.peer, &key, &mode, &dtype, &nbytes,
+                                 &data, &tail);
+  if (!parsed) return false;
+  message.receives = receives, message.on_device = on_device, message.key = key;
   message.signature = {uint16_t(mode), uint8_t(dtype), nbytes};
   char* bytes;
   Py_ssize_t size;
@@ -234,16 +257,17 @@ bool ranks_of(PyObject* tuple, std::vector<int>& ranks) {
   return !PyErr_Occurred();
 }
 
-// start_any(peers, key, dtype, nbytes, address)
+// start_any(peers, key, mode, dtype, nbytes, address): of memory on the device the address is None.
 PyObject* start_any(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   Engine* engine = engine_of(self);
   std::vector<int> peers;
-  if (!engine || !count_is(count, 5) || !ranks_of(args[0], peers)) return nullptr;
+  if (!engine || !count_is(count, 6) || !ranks_of(args[0], peers)) return nullptr;
   uint64_t key = number(args[1]);
-  Signature signature{mode_fixed, uint8_t(PyLong_AsLong(args[2])), number(args[3])};
-  char* to = static_cast<char*>(PyLong_AsVoidPtr(args[4]));
+  Signature signature{uint16_t(PyLong_AsLong(args[2])), uint8_t(PyLong_AsLong(args[3])), number(args[4])};
+  bool on_device = args[5] == &_Py_NoneStruct;
+  char* to = on_device ? nullptr : static_cast<char*>(PyLong_AsVoidPtr(args[5]));
   if (PyErr_Occurred()) return nullptr;
-  return PyLong_FromUnsignedLongLong(unlocked([&] { return engine->receive_any(peers, key, signature, to); }));
+  return PyLong_FromUnsignedLongLong(unlocked([&] { return engine->receive_any(peers, key, signature, to, on_device); }));
 }
 
 // collective(group, ranks, fingerprint, launches, outgoing): `outgoing` has bytes, (address, length) or None for each rank.
@@ -295,11 +319,26 @@ PyObject* of(PyObject* self, PyObject* argument) {
 
 PyObject* take(Engine& engine, uint64_t id) { return unlocked([&] { return engine.take(id), 0; }), none(); }
 
-PyObject* withdraw(Engine& engine, uint64_t id) { return unlocked([&] { return engine.withdraw(id), 0; }), none(); }
-
-PyObject* launched(Engine& engine, uint64_t id) { return engine.launched(id), none(); }
+PyObject* withdraw(Engine& engine, uint64_t id) {
+  return PyBool_FromLong(unlocked([&] { return engine.withdraw(id); }));
+}
 
 PyObject* over(Engine& engine, uint64_t id) { return unlocked([&] { return engine.over(id), 0; }), none(); }
+
+PyObject* landed(Engine& engine, uint64_t id) { return unlocked([&] { return engine.landed(id), 0; }), none(); }
+
+PyObject* keep(Engine& engine, uint64_t id) { return unlocked([&] { return engine.keep(id), 0; }), none(); }
+
+// (number, dtype, nbytes, shape) of the message whose payload lies on the device for a receive; the number is 0 if it does not.
+PyObject* on_device(Engine& engine, uint64_t id) {
+  OperationRef operation = engine.look(id);
+  if (!operation || operation->type != Operation::Type::receive) return PyErr_Format(PyExc_ValueError, "it is no receive");
+  auto receive = std::static_pointer_cast<ReceiveOperation>(operation);
+  auto& message = receive->taken ? *receive->taken : *receive;
+  return Py_BuildValue("(KiKN)", static_cast<unsigned long long>(engine.on_device(receive)), int(message.dtype),
+                       static_cast<unsigned long long>(message.length),
+                       PyBytes_FromStringAndSize(message.shape.data(), Py_ssize_t(message.shape.size())));
+}
 
 PyObject* notify(Engine& engine, uint64_t id) {
   return PyBool_FromLong(unlocked([&] { return engine.notify(id); }));
@@ -352,6 +391,21 @@ PyObject* received(Engine& engine, uint64_t id) {
     Py_DecRef(entry);
   }
   return Py_BuildValue("(NN)", capsule, heard);
+}
+
+// [(number, whether it is to be begun on the backend, peer), ...]: see `Owed`.
+PyObject* owed(PyObject* self, PyObject*) {
+  Engine* engine = engine_of(self);
+  if (!engine) return nullptr;
+  std::vector<Owed> found = engine->owed();
+  PyObject* list = PyList_New(Py_ssize_t(found.size()));
+  for (size_t i = 0; list && i < found.size(); i++) {
+    PyObject* entry =
+        Py_BuildValue("(Kii)", static_cast<unsigned long long>(found[i].id), int(found[i].begins), found[i].peer);
+    if (!entry) return Py_DecRef(list), nullptr;
+    PyList_SetItem(list, Py_ssize_t(i), entry);
+  }
+  return list;
 }
 
 PyObject* progress(PyObject* self, PyObject*) {
@@ -540,6 +594,7 @@ struct Guarded<function> {
 #define PLAIN(name, function, flags) {name, &Guarded<function>::call, flags, nullptr}
 PyMethodDef engine_methods[] = {
     FAST("start_tensor", start_tensor),
+    FAST("exchange", exchange),
     PLAIN("start", start, METH_O),
     PLAIN("start_all", start_all, METH_O),
     FAST("start_any", start_any),
@@ -549,8 +604,11 @@ PyMethodDef engine_methods[] = {
     PLAIN("received", of<received>, METH_O),
     PLAIN("take", of<take>, METH_O),
     PLAIN("withdraw", of<withdraw>, METH_O),
-    PLAIN("launched", of<launched>, METH_O),
+    PLAIN("owed", owed, METH_NOARGS),
     PLAIN("over", of<over>, METH_O),
+    PLAIN("landed", of<landed>, METH_O),
+    PLAIN("keep", of<keep>, METH_O),
+    PLAIN("on_device", of<on_device>, METH_O),
     PLAIN("notify", of<notify>, METH_O),
     PLAIN("awaited", of<awaited>, METH_O),
     PLAIN("needs", of<needs>, METH_O),

@@ -94,12 +94,12 @@ class Game {
     uint64_t bytes = size();
     char* memory = static_cast<char*>(malloc(bytes));
     memset(memory, 1, bytes);
-    loans_.push_back({engine_->start({false, 1, 7, {mode_fixed, 0, bytes}, memory, {}, true}), memory});
+    loans_.push_back({engine_->start({false, false, 1, 7, {mode_fixed, 0, bytes}, memory, {}, true}), memory});
   }
   void receive() {
     uint64_t bytes = size();
     char* memory = static_cast<char*>(malloc(bytes));
-    loans_.push_back({engine_->start({true, 1, 7, {mode_fixed, 0, bytes}, memory, {}, true}), memory});
+    loans_.push_back({engine_->start({true, false, 1, 7, {mode_fixed, 0, bytes}, memory, {}, true}), memory});
   }
   void give_up() {
     if (loans_.empty()) return;

@@ -224,7 +224,7 @@ def test_what_was_sent_through_the_ring_arrives_after_an_orderly_end(two: Two) -
 def test_a_peer_that_declines_gets_all_on_the_socket(peer: Peer) -> None:
     for seq in range(3):
         peer.posts(seq, 1 << 20)
-        peer.engine.start((False, 1, 7, int(Mode.OBJECT), 0, 20_000, b"x" * 20_000, None))
+        peer.engine.start((False, False, 1, 7, int(Mode.OBJECT), 0, 20_000, b"x" * 20_000, None))
         if seq == 0:
             peer.is_offered()
             peer.says(frame(RING_IS, flags=0))
@@ -235,13 +235,13 @@ def test_a_peer_that_declines_gets_all_on_the_socket(peer: Peer) -> None:
 
 def test_a_ring_is_filled_as_far_as_there_is_room(peer: Peer) -> None:
     peer.posts(1, 20_000)
-    peer.engine.start((False, 1, 7, int(Mode.OBJECT), 0, 20_000, b"x" * 20_000, None))
+    peer.engine.start((False, False, 1, 7, int(Mode.OBJECT), 0, 20_000, b"x" * 20_000, None))
     ring = peer.is_offered()
     assert (peer.hears()[0], peer.payload(20_000)) == (Kind.DATA, b"x" * 20_000)
     peer.says(frame(RING_IS, flags=1))
     payload = os.urandom(3 * RING_BYTES)
     peer.posts(2, len(payload))
-    peer.engine.start((False, 1, 7, int(Mode.OBJECT), 0, len(payload), payload, None))
+    peer.engine.start((False, False, 1, 7, int(Mode.OBJECT), 0, len(payload), payload, None))
     assert peer.hears()[0] == Kind.DATA | THROUGH_RING
     came = b""
     while len(came) < len(payload):
@@ -257,7 +257,7 @@ def test_a_ring_is_filled_as_far_as_there_is_room(peer: Peer) -> None:
 def _offered_and(accepted: bool) -> Callable[[Peer], None]:
     def play(peer: Peer) -> None:
         peer.posts(1, 20_000)
-        peer.engine.start((False, 1, 7, int(Mode.OBJECT), 0, 20_000, b"x" * 20_000, None))
+        peer.engine.start((False, False, 1, 7, int(Mode.OBJECT), 0, 20_000, b"x" * 20_000, None))
         peer.is_offered()
         if accepted:
             peer.says(frame(RING_IS, flags=1))
@@ -451,10 +451,10 @@ sock = ours if child else theirs
 engine = library.compiled().Engine(rank, {1 - rank: sock.detach()}, 1 << 20)
 data = torch.ones(1_000_000)
 for turn in range(4):
-    number = engine.start((turn % 2 == rank, 1 - rank, 7, 0, 7, data.nbytes, data.data_ptr(), None))
+    number = engine.start((turn % 2 == rank, False, 1 - rank, 7, 0, 7, data.nbytes, data.data_ptr(), None))
     engine.wait(number, 60.0)
     engine.take(number)
-number = engine.start((True, 1 - rank, 7, 0, 7, data.nbytes, data.data_ptr(), None))
+number = engine.start((True, False, 1 - rank, 7, 0, 7, data.nbytes, data.data_ptr(), None))
 if child:
     forked = os.fork()
     if not forked:
