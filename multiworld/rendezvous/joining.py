@@ -111,8 +111,7 @@ class Rendezvous:
         self._after = after
         self._resize = resize
         self._cancelled = cancelled
-        # A world on a device has the engine in Python, which knows TCP only.
-        self._near = config.network.same_host and config.backend == "gloo" and library.compiled() is not None
+        self._near = config.network.same_host and library.compiled() is not None  # Python's engine knows TCP only
         self._started = since
         self._deadline = since + config.join_timeout
         self._source = source
