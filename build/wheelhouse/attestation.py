@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from build.errors import ClaimError, UsageError
-from build.wheelhouse.signing import PAYLOAD_TYPE, PublicKey, parse_public, signed_bytes
+from build.errors import ClaimError
+from build.wheelhouse.signing import PAYLOAD_TYPE, PublicKey, signed_bytes
 
 #: Behind the name of a wheel: the object of PEP 740, and the statement alone, to be read by people.
 SUFFIX, STATEMENT, ENVELOPE = ".provenance", ".slsa.json", ".dsse.json"
@@ -55,35 +55,6 @@ def sign(statement: bytes, key: Ed25519PrivateKey) -> Attestation:
     public = PublicKey(key.public_key())
     signature = key.sign(signed_bytes(statement))
     return Attestation(statement, Publisher.KEY, signature, public.keyid, {"public_key": public.pem})
-
-
-def vouched(signed: Attestation, key: PublicKey | None) -> str:
-    """Check a signature, and return who signed, in words.
-
-    Args:
-        key: must have signed; None: any key, or nobody.
-
-    Raises:
-        ClaimError: the signature is not that of the key, or there is none and `key` is named.
-        UsageError: it cannot be checked here.
-    """
-    if signed.publisher is Publisher.UNSIGNED:
-        if key is not None:
-            raise ClaimError(f"it is not signed, and must be by key {key.keyid}")
-        return "NOT SIGNED: anyone may have written the claims"
-    if signed.publisher is Publisher.SIGSTORE:
-        raise UsageError("signatures of sigstore are not checked here", remedy="use `cosign` or `pypi-attestations`")
-    used = key or _enclosed(signed)
-    used.check(signed.statement, signed.signature)
-    trust = "" if key else ", a key that came with it: `--key` names the one that you trust"
-    return f"by {used.keyid}{trust}"
-
-
-def _enclosed(signed: Attestation) -> PublicKey:
-    try:
-        return parse_public(signed.public.encode())
-    except ValueError:
-        raise UsageError(f"the public key {signed.keyid} is not at hand", remedy="name it: --key FILE") from None
 
 
 def encode(item: Attestation) -> bytes:

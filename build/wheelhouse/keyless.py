@@ -1,6 +1,7 @@
-"""Sign statements with the identity that a CI system gives its jobs, by sigstore: no key, and an entry in a public log.
+"""Sign statements with the identity that a CI system gives its jobs, by sigstore, and check such signatures.
 
-Not verified against the real service, which was not in reach; what it answers is taken over as PEP 740 asks.
+There is no key, but a certificate and an entry in a public log, which PEP 740 takes over. Not verified against the real
+service, which was not in reach: the tests have a certificate authority and logs of their own.
 """
 
 from __future__ import annotations
@@ -8,11 +9,17 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import msgspec
 
-from build.errors import EnvironmentUnfitError
+from build.errors import ClaimError, EnvironmentUnfitError, UsageError
 from build.wheelhouse.attestation import Attestation, Publisher
+from build.wheelhouse.signing import PAYLOAD_TYPE
+
+_BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+#: What PEP 740 does not take over, and a log without times of its own needs.
+_TIMES = "timestamp_verification_data"
 
 
 def from_bundle(bundle: bytes | str) -> Attestation:
@@ -31,12 +38,61 @@ def from_bundle(bundle: bytes | str) -> Attestation:
             "certificate": given["certificate"]["rawBytes"],
             "transparency_entries": list(given["tlogEntries"]),
         }
+        if times := given.get("timestampVerificationData"):
+            material[_TIMES] = times
     except (msgspec.DecodeError, LookupError, TypeError, ValueError) as error:
         raise EnvironmentUnfitError(
             f"sigstore's answer has another form than this version of the project knows: {error!r}",
             remedy="sign with a key: --key FILE",
         ) from None
     return Attestation(statement, Publisher.SIGSTORE, signed, material=material)
+
+
+def to_bundle(signed: Attestation) -> bytes:
+    """Return the bundle of sigstore from which an attestation was made."""
+    material = signed.material
+    given = {"certificate": {"rawBytes": material["certificate"]}, "tlogEntries": material["transparency_entries"]}
+    if _TIMES in material:
+        given["timestampVerificationData"] = material[_TIMES]
+    payload, sig = (base64.b64encode(data).decode() for data in (signed.statement, signed.signature))
+    envelope = {"payload": payload, "payloadType": PAYLOAD_TYPE, "signatures": [{"sig": sig}]}
+    return msgspec.json.encode({"mediaType": _BUNDLE, "verificationMaterial": given, "dsseEnvelope": envelope})
+
+
+def vouched(signed: Attestation, identity: str, issuer: str, root: Path | None) -> str:
+    """Check that an identity signed, by sigstore's certificates and logs, and return who it was, in words.
+
+    Args:
+        root: file with the certificates and keys of sigstore; None: those that it serves now.
+
+    Raises:
+        ClaimError: it did not.
+        UsageError: the file has something else.
+        EnvironmentUnfitError: sigstore is not installed, or cannot be reached.
+    """
+    try:
+        from sigstore.errors import Error, NetworkError, TUFError
+        from sigstore.models import Bundle, TrustedRoot
+        from sigstore.verify import Verifier, policy
+    except ModuleNotFoundError as error:
+        remedy = "`nox -s verify -- --identity …` and `ci/install` install it"
+        raise EnvironmentUnfitError(f"a signature cannot be checked: {error.name} is not installed", remedy=remedy) from None
+    try:
+        verifier = Verifier(trusted_root=TrustedRoot.from_file(str(root))) if root else Verifier.production()
+    except (TUFError, NetworkError) as error:
+        remedy = "name a copy of its trusted_root.json: --trusted-root FILE"
+        raise EnvironmentUnfitError(f"sigstore's certificates cannot be fetched: {error}", remedy=remedy) from None
+    except (Error, ValueError) as error:
+        raise UsageError(f"{root} has no certificates of sigstore: {error}", remedy="name its trusted_root.json") from None
+    try:
+        verifier.verify_dsse(Bundle.from_json(to_bundle(signed)), policy.Identity(identity=identity, issuer=issuer))
+    except (Error, KeyError, TypeError, ValueError) as error:
+        raise ClaimError(
+            f"it is not signed by {identity}: {error}",
+            cause="another identity signed it, or statement or signature were changed",
+            remedy="do not use the wheel, or name the right --identity and --issuer",
+        ) from None
+    return f"by {identity}, for whom {issuer} vouched"
 
 
 @contextmanager

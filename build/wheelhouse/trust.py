@@ -23,10 +23,10 @@ from build import seals
 from build.errors import ClaimError, UsageError
 from build.official.urls import shown
 from build.paths import atomic_write, locked
-from build.wheelhouse import attestation, statement
+from build.wheelhouse import attestation
 from build.wheelhouse.attestation import SUFFIX
-from build.wheelhouse.signing import PublicKey
-from build.wheelhouse.statement import Resource
+from build.wheelhouse.intoto import TYPE, Resource
+from build.wheelhouse.signer import Signer
 
 #: The list of all wheels, for programs; it also tells a wheelhouse from other folders.
 LIST = "wheelhouse.json"
@@ -100,19 +100,19 @@ def life(days: int) -> Life:
 def make(digests: Mapping[str, str], lives: Life) -> bytes:
     """Return the statement about files, by path below the wheelhouse or by address."""
     subject = tuple(Resource(name, digest={"sha256": digest}) for name, digest in sorted(digests.items()))
-    whole = Index(statement.TYPE, subject, PREDICATE, lives)
+    whole = Index(TYPE, subject, PREDICATE, lives)
     return msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n"
 
 
-def trusted(place: str, key: PublicKey | None) -> tuple[Index, str]:
+def trusted(place: str, signer: Signer) -> tuple[Index, str]:
     """Return the list of a wheelhouse, and who vouches for it.
 
     Args:
         place: its folder or address, also that of its index (`…/simple/`).
-        key: must have signed it; None: any key, or nobody.
+        signer: must have signed it.
 
     Raises:
-        ClaimError: it is not signed by that key, has expired, or is older than one that was seen there before.
+        ClaimError: it is not signed by the signer, has expired, or is older than one that was seen there before.
     """
     from build.official import pip_session
 
@@ -123,7 +123,7 @@ def trusted(place: str, key: PublicKey | None) -> tuple[Index, str]:
     if answer is None:
         raise ClaimError(f"{shown(place)} has no {NAME}, so nobody vouches for its files", remedy=_REMEDY)
     signed = attestation.decode(answer.content, NAME)
-    who = attestation.vouched(signed, key)
+    who = signer.vouches(signed)
     try:
         index = msgspec.json.decode(signed.statement, type=Index)
     except msgspec.DecodeError as error:
@@ -136,7 +136,7 @@ def trusted(place: str, key: PublicKey | None) -> tuple[Index, str]:
             cause="it was not published again in time, newer ones are kept back, or the clock here is wrong",
             remedy="have it published again, `nox -s wheelhouse`; do not install from it before",
         )
-    _remember(f"{key.keyid if key else 'any key'}: {shown(place)}", index.predicate.serial)
+    _remember(f"{signer.name or 'anybody'}: {shown(place)}", index.predicate.serial)
     return index, who
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -14,10 +13,10 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from build.bootstrap import uv_settings
-from build.cli import guarded, only
 from build.errors import ClaimError, EnvironmentUnfitError, UsageError
 from build.process import run
-from build.wheelhouse import signing, trust
+from build.wheelhouse import trust
+from build.wheelhouse.signer import Signer
 
 #: The versions of glibc for which uv knows a platform.
 _GLIBC = (17, 28, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40)
@@ -31,13 +30,13 @@ class Request(msgspec.Struct, frozen=True):
         specs: requirements, e.g. `torch==2.6.0+cu124.mw5`.
         indexes: package indexes; a name that one has is never taken from a later one. The first is the wheelhouse.
         wheels: a folder of wheels, which are sent to the hosts.
-        key: the public key that must have signed the list of the wheelhouse.
+        signer: must have signed the list of the wheelhouse.
     """
 
     specs: tuple[str, ...] = ()
     indexes: tuple[str, ...] = ()
     wheels: str = ""
-    key: str = ""
+    signer: Signer = Signer()
 
     def named(self) -> str:
         """Return `NAME-VERSION` of the first requirement.
@@ -53,16 +52,16 @@ class Request(msgspec.Struct, frozen=True):
             ) from None
         if self.wheels and not any(Path(self.wheels).glob("*.whl")):
             raise UsageError(f"{self.wheels} has no wheels", remedy="name the folder that holds the *.whl files")
-        if self.key:
+        if self.signer.name:
             self.trusted()
         pinned = [item.version for item in first.specifier if item.operator == "=="]
         return "-".join([canonicalize_name(first.name), *pinned])
 
     def trusted(self) -> trust.Index:
-        """Return the list of the wheelhouse; the key must have signed it, and it must be fresh."""
+        """Return the list of the wheelhouse; the signer must have signed it, and it must be fresh."""
         if not self.indexes:
-            raise UsageError("--key is for a wheelhouse", remedy="name it as the first --index URL")
-        return trust.trusted(self.indexes[0], signing.public_key(Path(self.key)))[0]
+            raise UsageError("a signer is that of a wheelhouse", remedy="name the wheelhouse as the first --index URL")
+        return trust.trusted(self.indexes[0], self.signer)[0]
 
     def sources(self) -> list[str]:
         """Return uv's options for where wheels come from."""
@@ -72,8 +71,8 @@ class Request(msgspec.Struct, frozen=True):
         return [*folder, *trust.uv_options(self.indexes[0], self.indexes[1:])]
 
 
-def lock(request: str, python: str, machine: str, glibc: str, file: Path) -> None:
-    """Write the lock for hosts of a kind; a file of this machine is named by its path, and sent."""
+def lock(request: bytes, python: str, machine: str, glibc: str) -> str:
+    """Return the lock for hosts of a kind; a file of this machine is named by its path, and sent."""
     asked = msgspec.json.decode(request, type=Request)
     text = _compiled(asked, python, machine, glibc)
     own = {canonicalize_name(path.name.split("-")[0]) for path in Path(asked.wheels).glob("*.whl") if asked.wheels}
@@ -84,11 +83,9 @@ def lock(request: str, python: str, machine: str, glibc: str, file: Path) -> Non
             raise ClaimError(
                 f"{package['name']} would not come from {asked.wheels}", cause=cause, remedy="name its version"
             )
-    if asked.key:
+    if asked.signer.name:
         asked.trusted().check_pins("\n".join(map(_pin, packages)))
-    file.write_text(
-        re.sub(r'url = "file://([^"]+)"', lambda found: f'path = "{unquote(found[1])}"', text), encoding="utf-8"
-    )
+    return re.sub(r'url = "file://([^"]+)"', lambda found: f'path = "{unquote(found[1])}"', text)
 
 
 def _pin(package: dict[str, Any]) -> str:
@@ -114,7 +111,3 @@ def _compiled(asked: Request, python: str, machine: str, glibc: str) -> str:
             remedy="check name and version, and what --index and --wheels offer",
         )
     return done.stdout.decode()
-
-
-if __name__ == "__main__":
-    sys.exit(guarded(only(lock)))

@@ -43,8 +43,8 @@ def test_from_nothing_to_a_new_version_and_back(site: Site) -> None:
     assert not site.prefix("one").exists()
     status, hosts, said = site.run("torch-multiworld==1.0", "big", site.source, *inventory)
     assert (status, outcomes(hosts), version(current)) == (0, {"one": "installed"}, "1.0"), said
-    assert hosts["one"]["last"]["doctor"] == {"ok": ["versions: multiworld 1.0"]}
-    first, asked = hosts["one"]["last"]["release"], len(site.index.requests)
+    assert hosts["one"]["facts"]["doctor"] == {"ok": ["versions: multiworld 1.0"]}
+    first, asked = hosts["one"]["facts"]["release"], len(site.index.requests)
     log = site.top / "log"
     with other_index(site, "9.0") as other:
         drains = f"--drain=echo drain {{{{ inventory_hostname }}}} >> {log}", f"--undrain=echo undrain >> {log}"
@@ -61,7 +61,7 @@ def test_from_nothing_to_a_new_version_and_back(site: Site) -> None:
     assert log.read_text().split() == ["drain", "one", "undrain"]
     status, hosts, said = site.run("--roll-back", first[:-4], *inventory)
     assert (status, outcomes(hosts), version(current)) == (0, {"one": "rolled back"}, "1.0"), said
-    assert hosts["one"]["last"]["kept"][0] == first
+    assert hosts["one"]["facts"]["kept"][0] == first
 
 
 @contextlib.contextmanager
@@ -164,7 +164,7 @@ def test_hosts_that_misbehave_are_told_and_the_others_go_on(site: Site, fleet: C
         inventory = site.top / "hosts.ini"
         inventory.write_text("\n".join([*lines, "stranger", "other", "denied", "full", "readonly", "down", ""]))
         status, hosts, said = site.run(
-            "torch-multiworld==1.0", site.source, "--inventory", inventory, "--ssh-config", fleet.config
+            "torch-multiworld==1.0", site.source, "--inventory", inventory, *fleet.ssh
         )
     assert status == 25, said
     assert hosts.keys() == {"node01", "node02", *said_of}
@@ -191,7 +191,7 @@ def test_hosts_lost_in_the_middle_and_ctrl_c(site: Site, fleet: Cluster) -> None
     """While wheels are fetched one host loses its power: it is lost. Then Ctrl-C. Nothing is half there afterwards."""
     good, dead = fleet.add("good"), fleet.add("dead")
     site.index.stall = threading.Event()
-    wanted = ("torch-multiworld==1.0", site.source, "--hosts=good,dead", "--ssh-config", fleet.config)
+    wanted = ("torch-multiworld==1.0", site.source, "--hosts=good,dead", *fleet.ssh)
     process = site.start(*wanted)
     _wait(lambda: sum(path.endswith(".whl") for _, path, _ in site.index.requests) >= 2, "no wheel was asked for")
     dead.lose(processes=True)
@@ -207,7 +207,7 @@ def test_hosts_lost_in_the_middle_and_ctrl_c(site: Site, fleet: Cluster) -> None
     os.killpg(process.pid, 2)
     status, hosts, said = site.end(process)
     assert (status, outcomes(hosts)["dead"]) == (130, "not finished"), said
-    assert hosts["good"]["last"]["release"].startswith("torch-multiworld-1.0")
+    assert hosts["good"]["facts"]["release"].startswith("torch-multiworld-1.0")
     site.index.stall.set()
     _wait(lambda: not any(b"uv-program" in _command(pid) for pid in dead.left()), "uv does not end")
     status, hosts, said = site.run(*wanted)
