@@ -17,7 +17,12 @@ from build.errors import ClaimError
 from build.wheelhouse.signing import PAYLOAD_TYPE, PublicKey, signed_bytes
 
 #: Behind the name of a wheel: the object of PEP 740, and the statement alone, to be read by people.
-SUFFIX, STATEMENT, ENVELOPE = ".provenance", ".slsa.json", ".dsse.json"
+SUFFIX, STATEMENT = ".provenance", ".slsa.json"
+#: Likewise what other programs check: signed with a key, and by sigstore.
+ENVELOPE, BUNDLE = ".dsse.json", ".sigstore.json"
+_BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+#: What PEP 740 does not take over, and a log of sigstore without times of its own needs.
+_TIMES = "timestamp_verification_data"
 
 
 class Publisher(Enum):
@@ -66,7 +71,7 @@ def encode(item: Attestation) -> bytes:
 
 
 def decode(data: bytes, origin: str) -> Attestation:
-    """Return the attestation in an object of PEP 740, in a DSSE envelope, or in a bare statement.
+    """Return the attestation in an object of PEP 740, a bundle of sigstore, a DSSE envelope, or a bare statement.
 
     Raises:
         ClaimError: `data`, which came from `origin`, is none of these.
@@ -75,6 +80,8 @@ def decode(data: bytes, origin: str) -> Attestation:
         whole = msgspec.json.decode(data)
         if isinstance(whole, dict) and "attestation_bundles" in whole:
             return _from_object(whole)
+        if isinstance(whole, dict) and "dsseEnvelope" in whole:
+            return _from_bundle(whole)
         if isinstance(whole, dict) and "payload" in whole:
             signed = whole["signatures"][0]
             kept = (base64.b64decode(signed["sig"], validate=True), str(signed["keyid"]))
@@ -98,6 +105,27 @@ def _from_object(whole: dict[str, Any]) -> Attestation:
         keyid=str(bundle["publisher"].get("keyid", "")),
         material=dict(first["verification_material"]),
     )
+
+
+def _from_bundle(whole: dict[str, Any]) -> Attestation:
+    (signature,) = whole["dsseEnvelope"]["signatures"]
+    statement, signed = (base64.b64decode(text, validate=True) for text in (whole["dsseEnvelope"]["payload"], signature["sig"]))
+    given = whole["verificationMaterial"]
+    material = {"certificate": given["certificate"]["rawBytes"], "transparency_entries": list(given["tlogEntries"])}
+    if times := given.get("timestampVerificationData"):
+        material[_TIMES] = times
+    return Attestation(statement, Publisher.SIGSTORE, signed, material=material)
+
+
+def bundle(item: Attestation) -> bytes:
+    """Return the bundle of a statement that is signed by sigstore."""
+    given = {"certificate": {"rawBytes": item.material["certificate"]}}
+    given["tlogEntries"] = item.material["transparency_entries"]
+    if _TIMES in item.material:
+        given["timestampVerificationData"] = item.material[_TIMES]
+    signatures = [{"sig": _base64(item.signature)}]
+    enveloped = {"payload": _base64(item.statement), "payloadType": PAYLOAD_TYPE, "signatures": signatures}
+    return _json({"mediaType": _BUNDLE, "verificationMaterial": given, "dsseEnvelope": enveloped})
 
 
 def envelope(item: Attestation) -> bytes:

@@ -6,57 +6,13 @@ service, which was not in reach: the tests have a certificate authority and logs
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
-
 from build.errors import ClaimError, EnvironmentUnfitError, UsageError
-from build.wheelhouse.attestation import Attestation, Publisher
-from build.wheelhouse.signing import PAYLOAD_TYPE
-
-_BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
-#: What PEP 740 does not take over, and a log without times of its own needs.
-_TIMES = "timestamp_verification_data"
-
-
-def from_bundle(bundle: bytes | str) -> Attestation:
-    """Return the attestation in a bundle of sigstore (version 0.3), as PEP 740 takes it over.
-
-    Raises:
-        EnvironmentUnfitError: the bundle has another form.
-    """
-    try:
-        found = msgspec.json.decode(bundle)
-        (signature,) = found["dsseEnvelope"]["signatures"]
-        statement = base64.b64decode(found["dsseEnvelope"]["payload"], validate=True)
-        signed = base64.b64decode(signature["sig"], validate=True)
-        given = found["verificationMaterial"]
-        material = {
-            "certificate": given["certificate"]["rawBytes"],
-            "transparency_entries": list(given["tlogEntries"]),
-        }
-        if times := given.get("timestampVerificationData"):
-            material[_TIMES] = times
-    except (msgspec.DecodeError, LookupError, TypeError, ValueError) as error:
-        raise EnvironmentUnfitError(
-            f"sigstore's answer has another form than this version of the project knows: {error!r}",
-            remedy="sign with a key: --key FILE",
-        ) from None
-    return Attestation(statement, Publisher.SIGSTORE, signed, material=material)
-
-
-def to_bundle(signed: Attestation) -> bytes:
-    """Return the bundle of sigstore from which an attestation was made."""
-    material = signed.material
-    given = {"certificate": {"rawBytes": material["certificate"]}, "tlogEntries": material["transparency_entries"]}
-    if _TIMES in material:
-        given["timestampVerificationData"] = material[_TIMES]
-    payload, sig = (base64.b64encode(data).decode() for data in (signed.statement, signed.signature))
-    envelope = {"payload": payload, "payloadType": PAYLOAD_TYPE, "signatures": [{"sig": sig}]}
-    return msgspec.json.encode({"mediaType": _BUNDLE, "verificationMaterial": given, "dsseEnvelope": envelope})
+from build.wheelhouse import attestation
+from build.wheelhouse.attestation import Attestation
 
 
 def vouched(signed: Attestation, identity: str, issuer: str, root: Path | None) -> str:
@@ -85,7 +41,7 @@ def vouched(signed: Attestation, identity: str, issuer: str, root: Path | None) 
     except (Error, ValueError) as error:
         raise UsageError(f"{root} has no certificates of sigstore: {error}", remedy="name its trusted_root.json") from None
     try:
-        verifier.verify_dsse(Bundle.from_json(to_bundle(signed)), policy.Identity(identity=identity, issuer=issuer))
+        verifier.verify_dsse(Bundle.from_json(attestation.bundle(signed)), policy.Identity(identity=identity, issuer=issuer))
     except (Error, KeyError, TypeError, ValueError) as error:
         raise ClaimError(
             f"it is not signed by {identity}: {error}",
@@ -115,7 +71,7 @@ def signing() -> Iterator[Callable[[bytes], Attestation]]:
         if token is None:
             raise _unfit("no CI system offers an identity here")
         with SigningContext.from_trust_config(ClientTrustConfig.production()).signer(IdentityToken(token)) as signer:
-            yield lambda statement: from_bundle(signer.sign_dsse(Statement(statement)).to_json())
+            yield lambda made: attestation.decode(signer.sign_dsse(Statement(made)).to_json().encode(), "its answer")
     except Error as error:
         raise _unfit(str(error)) from None
 

@@ -158,6 +158,8 @@ def _provenance(item: Wheel, request: Request) -> Iterator[tuple[str, bytes]]:
     yield attestation.SUFFIX, attestation.encode(signed)
     if signed.publisher is Publisher.KEY:
         yield attestation.ENVELOPE, attestation.envelope(signed)
+    if signed.publisher is Publisher.SIGSTORE:
+        yield attestation.BUNDLE, attestation.bundle(signed)
 
 
 def _listed(item: Wheel) -> Listed:

@@ -127,7 +127,7 @@ def _signature(item: Subject) -> str:
 
 def _copies(item: Subject) -> str:
     """What lies beside the wheel, and what the list of its wheelhouse says, is what was read."""
-    for suffix in (attestation.SUFFIX, attestation.STATEMENT, attestation.ENVELOPE):
+    for suffix in (attestation.SUFFIX, attestation.STATEMENT, attestation.ENVELOPE, attestation.BUNDLE):
         place = item.path.with_name(item.path.name + suffix)
         if not place.is_file():
             continue

@@ -20,6 +20,7 @@ from build.bench.wheelhouse import write_release
 from build.errors import ClaimError
 from build.wheelhouse import attestation, signing, trust
 from build.wheelhouse.publish import Request, publish
+from build.wheelhouse.signer import Signer
 from tests.build.wheelhouse.conftest import served
 from tests.build.wheelhouse.test_install import OWN, call
 
@@ -42,8 +43,8 @@ def house(dist: Path, key: Path) -> Path:
 
 
 @pytest.fixture
-def public(key: Path) -> signing.PublicKey:
-    return signing.public_key(key.with_name("public.pem"))
+def public(key: Path) -> Signer:
+    return Signer(str(key.with_name("public.pem")))
 
 
 def verify(house: Path, key: Path) -> int:
@@ -115,12 +116,12 @@ def test_an_old_and_an_expired_one(
     assert "its list has expired, on" in capsys.readouterr().err
 
 
-def test_over_http(house: Path, public: signing.PublicKey) -> None:
+def test_over_http(house: Path, public: Signer) -> None:
     with served(house) as (url, asked):
         for address in (url, f"{url}/simple/"):
             index, who = trust.trusted(address, public)
             assert sorted(index.projects) == ["multiworld-torch-overlay", "torch"]
-            assert who == f"by {public.keyid}"
+            assert who == f"by {public.name.removeprefix('key ')}"
         assert asked == [f"/{trust.NAME}"] * 2
         (house / trust.NAME).unlink()
         with pytest.raises(ClaimError, match=f"has no {trust.NAME}, so nobody vouches"):
@@ -129,7 +130,7 @@ def test_over_http(house: Path, public: signing.PublicKey) -> None:
             trust.trusted(str(house), public)
 
 
-def test_no_other_index_outbids_it(house: Path, public: signing.PublicKey, tmp_path: Path) -> None:
+def test_no_other_index_outbids_it(house: Path, public: Signer, tmp_path: Path) -> None:
     """The other one has newer wheels of the same names, and would win with the strategy of pip."""
     write_release(tmp_path / "more", "99.0.0", (OWN,))
     publish(Request((tmp_path / "more",), tmp_path / "other"))
@@ -171,7 +172,7 @@ def test_large_wheels_are_served_elsewhere(dist: Path, key: Path, monkeypatch: p
             shutil.copy(path, dist / "assets")
         listed = {item["file"]: item["sha256"] for item in json.loads((house / trust.LIST).read_bytes())["wheels"]}
         assert f"{assets}/{large.name.replace('+', '%2B')}" in listed
-        assert set(trust.trusted(str(house), None)[0].wheels.values()) == set(listed.values())
+        assert set(trust.trusted(str(house), Signer())[0].wheels.values()) == set(listed.values())
         command = [
             sys.executable,
             "-m",
