@@ -14,3 +14,9 @@ class Resource(msgspec.Struct, frozen=True, omit_defaults=True):
     uri: str = ""
     digest: dict[str, str] = {}
     annotations: dict[str, str] = {}
+
+
+class Subjects(msgspec.Struct, frozen=True):
+    """The part of any statement that tells what it is about."""
+
+    subject: tuple[Resource, ...]

@@ -50,6 +50,14 @@ class Outcome(Enum):
         return self in list(Outcome)[:4]
 
 
+class Check(msgspec.Struct, frozen=True):
+    """One check of `multiworld doctor`."""
+
+    name: str
+    verdict: str
+    found: str
+
+
 class Facts(msgspec.Struct, frozen=True):
     """What the module tells of a host; `wanted` is the release that it is to use, once that is made."""
 
@@ -57,7 +65,7 @@ class Facts(msgspec.Struct, frozen=True):
     release: str = ""
     kept: list[str] = []
     versions: dict[str, str] = {}
-    doctor: dict[str, list[str]] = {}
+    doctor: list[Check] = []
     wanted: str = ""
 
 
@@ -107,8 +115,9 @@ def table(all_of: Sequence[Result]) -> Table:
     names = [name for name in _OWN if any(name in one.facts.versions for one in all_of)]
     made = console.table("hosts", "host", "outcome", "release", *names, "doctor", "kept")
     for one in all_of:
-        fails, notes = one.facts.doctor.get("fail", []), one.facts.doctor.get("note", [])
-        doctor = f"fails: {'; '.join(fails)}" if fails else f"ok, {len(notes)} notes" if one.facts.doctor else ""
+        fails = "; ".join(f"{check.name}: {check.found}" for check in one.facts.doctor if check.verdict == "fail")
+        notes = sum(check.verdict == "note" for check in one.facts.doctor)
+        doctor = f"fails: {fails}" if fails else f"ok, {notes} notes" if one.facts.doctor else ""
         others = "\n".join(name for name in one.facts.kept if name != one.facts.release)
         cells = [one.host, one.facts.release, *(one.facts.versions.get(name, "") for name in names), doctor, others]
         host, *rest = (escape(clean(cell)) or "-" for cell in cells)

@@ -45,7 +45,7 @@ def test_from_nothing_to_a_new_version_and_back(site: Site) -> None:
     assert not site.prefix("one").exists()
     status, hosts, said = site.run("torch-multiworld==1.0", "big", site.source, *inventory)
     assert (status, outcomes(hosts), version(current)) == (0, {"one": "installed"}, "1.0"), said
-    assert hosts["one"]["facts"]["doctor"] == {"ok": ["versions: multiworld 1.0"]}
+    assert hosts["one"]["facts"]["doctor"] == [{"name": "versions", "verdict": "ok", "found": "multiworld 1.0"}]
     first, asked = hosts["one"]["facts"]["release"], len(site.index.requests)
     log = site.top / "log"
     with other_index(site, "9.0") as other:
@@ -204,8 +204,8 @@ def test_hosts_that_misbehave_are_told_and_the_others_go_on(site: Site, fleet: C
     there = foreign(theirs)
     driver = fleet.add("driver").folder
     subprocess.run(["cc", "-x", "c", "-shared", "-o", driver / "libcuda.so.1", "-"], input=_DRIVER, text=True, check=True)
-    with (driver / "sshd_config").open("a") as config:
-        config.write(f" LD_LIBRARY_PATH={driver}\n")
+    config = driver / "sshd_config"
+    config.write_text(f"{config.read_text().rstrip()} LD_LIBRARY_PATH={driver}\n")
     offer_named(site.index, "nvidia-cuda-runtime-cu12", "12.4.127", site.top)
     said_of |= {"theirs": "has files of somebody else", "driver": "it is for CUDA 11, and the release needs CUDA 12"}
     assert len(fleet.hosts) >= 20

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import platform
+import shutil
 import sys
 import time
 from pathlib import Path
 
 import msgspec
 import pytest
+import uv
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from build import cli
 from build.bench.wheelhouse import write_release
 from build.cli import guarded, only
-from build.errors import ClaimError
+from build.errors import ClaimError, ToolError
 from build.wheelhouse import signing
 from build.wheelhouse.signer import Signer
+from build.wheelhouse.trust import NAME
 from ci.cluster.app import install
 from ci.cluster.lock import Request, lock
 from tests.build.wheelhouse.conftest import served
+from tests.build.wheelhouse.test_install import OWN, call
 
 
 def _key(path: Path) -> tuple[Path, Path]:
@@ -58,3 +62,37 @@ def test_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
             (house / path.relative_to(tmp_path / "newer")).write_bytes(path.read_bytes())
         with pytest.raises(ClaimError, match="would come from another index"):
             locked(url)
+
+
+def test_every_file_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read of a wheelhouse on the way to a host, each with another byte: refused here, or by uv on the host."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("UV_NO_CACHE", "1")
+    key, public = _key(tmp_path / "key.pem")
+    write_release(tmp_path / "dist" / "9.1.0", "9.1.0", (OWN,))
+    house, target = tmp_path / "house", tmp_path / "there"
+    assert cli.main(["wheelhouse", "--dist", str(tmp_path / "dist"), "--out", str(house), "--key", str(key)]) == 0
+    files = [path for path in house.rglob("*") if path.is_file() and "overlay" in str(path.relative_to(house))]
+    not_read = {path for path in files if path.suffix == ".json" and path.name != "index.json"}  # copies, for people
+
+    def installed(url: str) -> bool:
+        asked = Request(("multiworld-torch-overlay",), (f"{url}/simple",), signer=Signer(str(public)))
+        (tmp_path / "pylock.toml").write_text(lock(msgspec.json.encode(asked), OWN, platform.machine(), "2.39"))
+        command = [uv.find_uv_bin(), "pip", "install", "--target", target, "-r", tmp_path / "pylock.toml"]
+        return not call(*command, "--no-cache", "--preview-features", "pylock", "--no-deps", "--python", sys.executable).returncode
+
+    with served(house) as (url, _):
+        assert installed(url)
+        for path in [house / NAME, *sorted({*files} - not_read)]:
+            before = path.read_bytes()
+            path.unlink()  # a wheel is a link to the one in dist/
+            path.write_bytes(bytes([*before[:-9], before[-9] ^ 1, *before[-8:]]))
+            shutil.rmtree(target, ignore_errors=True)
+            try:
+                assert not installed(url), path.name
+                assert path.suffix == ".whl", "the others are refused before a host hears of them"
+            except ToolError:
+                assert path.suffix != ".whl"
+            path.write_bytes(before)
+        assert len({*files} - not_read) == 5
+        assert installed(url)

@@ -49,18 +49,9 @@ class UnfitError(Exception):
     """The end of a task, in words for people."""
 
 
-def mark(folder: Path, **facts: object) -> None:
-    part = folder / (MARK + ".part")
-    part.write_text(json.dumps({"made_by": "multiworld_torch", **facts}), encoding="utf-8")
-    part.replace(folder / MARK)
-
-
-def marked(folder: Path) -> dict[str, Any]:
-    """Return what the mark of a folder says; empty for a folder of somebody else."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        facts = json.loads((folder / MARK).read_text(encoding="utf-8"))
-        return facts if facts["made_by"] == "multiworld_torch" and not folder.is_symlink() else {}
-    return {}
+def marked(folder: Path) -> bool:
+    """Return whether this has made a folder."""
+    return (folder / MARK).is_file() and not folder.is_symlink()
 
 
 class Prefix:
@@ -86,8 +77,8 @@ class Prefix:
             yield
 
     def kept(self) -> list[str]:
-        """Return the whole releases, the one that was used last first."""
-        whole = [path for path in self.releases.glob("*") if marked(path).get("whole")]
+        """Return the whole releases, which have a lock, the one that was used last first."""
+        whole = [path for path in self.releases.glob("*") if marked(path) and (path / LOCK).exists()]
         return [path.name for path in sorted(whole, key=lambda path: -(path / MARK).stat().st_mtime_ns)]
 
     def locks(self) -> str:
@@ -140,30 +131,29 @@ def cuda() -> int:
     return version.value // 1000
 
 
-def doctor(folder: Path, run: Run) -> dict[str, list[str]]:
-    """Return what the doctor finds by verdict; empty where multiworld is not part of the release."""
+def doctor(folder: Path, run: Run) -> list[dict[str, str]]:
+    """Return what `multiworld doctor` finds; nothing where multiworld is not part of the release."""
     program = folder / "bin" / "multiworld"
-    found: dict[str, list[str]] = {}
+    if not program.exists():
+        return []
     try:
-        checks = json.loads(run([str(program), "doctor", "--json"], judge=False))["checks"] if program.exists() else ()
-        for check in checks:
-            found.setdefault(check["verdict"], []).append(f"{check['name']}: {check['found']}")
+        return [dict(check) for check in json.loads(run([str(program), "doctor", "--json"], judge=False))["checks"]]
     except (ValueError, KeyError, TypeError):
-        return {"fail": ["multiworld doctor --json gives no verdicts"]}
-    return found
+        return [{"name": "multiworld doctor --json", "verdict": "fail", "found": "it gives no verdicts"}]
 
 
-def healthy(folder: Path, run: Run) -> dict[str, list[str]]:
+def healthy(folder: Path, run: Run) -> list[dict[str, str]]:
     found = doctor(folder, run)
-    if "fail" in found:
-        raise UnfitError("multiworld doctor finds failures: " + "; ".join(found["fail"]))
+    bad = [f"{check.get('name')}: {check.get('found')}" for check in found if check.get("verdict") == "fail"]
+    if bad:
+        raise UnfitError("multiworld doctor finds failures: " + "; ".join(bad))
     return found
 
 
 def looked(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:
     if not asked["doctor"]:
         return {}
-    return {"outcome": "looked", "doctor": doctor(prefix.link, run) if prefix.current() else {}}
+    return {"outcome": "looked", "doctor": doctor(prefix.link, run) if prefix.current() else []}
 
 
 def claimed(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:  # noqa: ARG001 - as the others
@@ -181,7 +171,7 @@ def claimed(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]: 
     if not asked["dry"]:
         for folder in (prefix.releases, prefix.cache / "wheels"):
             folder.mkdir(parents=True, exist_ok=True)
-        mark(prefix.path)
+        (prefix.path / MARK).touch()
     return {"changed": new}
 
 
@@ -203,9 +193,8 @@ def made(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:
 def common(lock: str, have: str) -> str:
     """Return a lock without the packages of which no file is in `have`."""
     head, *packages = re.split(r"^(?=\[\[packages]])", lock, flags=re.MULTILINE)
-    return head + "".join(
-        text for text in packages if any(digest in have for digest in re.findall(r'sha256 = "(\w+)"', text))
-    )
+    digests = [re.findall(r'sha256 = "(\w+)"', text) for text in packages]
+    return head + "".join(text for text, own in zip(packages, digests) if any(digest in have for digest in own))
 
 
 def filled(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:
@@ -213,22 +202,23 @@ def filled(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:
     prefix.prune(asked["keep"], asked["lock"])
     again = time.strftime(".%Y%m%d-%H%M%S") if asked["release"] in prefix.kept() else ""
     folder = prefix.releases / f"{asked['release']}{again}"
+    lock = folder / "pylock.part.toml"
     folder.mkdir()
-    mark(folder)
+    (folder / MARK).touch()
     try:
         uv, python = str(prefix.cache / "uv-program"), str(folder / "bin" / "python")
         run([uv, "venv", "--allow-existing", "--python", sys.executable, str(folder)])
-        sync = [uv, "pip", "sync", "--preview-features", "pylock", "--python", python, str(folder / LOCK)]
+        sync = [uv, "pip", "sync", "--preview-features", "pylock", "--python", python, str(lock)]
         # What a kept release has is in the cache; a server that says nothing of its age would be asked for it again.
-        (folder / LOCK).write_text(common(asked["lock"], prefix.locks()), encoding="utf-8")
+        lock.write_text(common(asked["lock"], prefix.locks()), encoding="utf-8")
         run([*sync, "--offline"], judge=False)
-        (folder / LOCK).write_text(asked["lock"], encoding="utf-8")
+        lock.write_text(asked["lock"], encoding="utf-8")
         run(sync)
         run([uv, "pip", "check", "--python", python])
         found = healthy(folder, run)
-        mark(folder, whole=True)
+        lock.rename(folder / LOCK)
     finally:
-        if not marked(folder).get("whole"):
+        if lock.exists():
             prefix.prune(asked["keep"])
     return {"changed": True, "wanted": folder.name, "doctor": found}
 
