@@ -109,7 +109,9 @@ def _from_object(whole: dict[str, Any]) -> Attestation:
 
 def _from_bundle(whole: dict[str, Any]) -> Attestation:
     (signature,) = whole["dsseEnvelope"]["signatures"]
-    statement, signed = (base64.b64decode(text, validate=True) for text in (whole["dsseEnvelope"]["payload"], signature["sig"]))
+    statement, signed = (
+        base64.b64decode(text, validate=True) for text in (whole["dsseEnvelope"]["payload"], signature["sig"])
+    )
     given = whole["verificationMaterial"]
     material = {"certificate": given["certificate"]["rawBytes"], "transparency_entries": list(given["tlogEntries"])}
     if times := given.get("timestampVerificationData"):

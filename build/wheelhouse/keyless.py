@@ -32,16 +32,22 @@ def vouched(signed: Attestation, identity: str, issuer: str, root: Path | None) 
         from sigstore.verify import Verifier, policy
     except ModuleNotFoundError as error:
         remedy = "`nox -s verify -- --identity …` and `ci/install` install it"
-        raise EnvironmentUnfitError(f"a signature cannot be checked: {error.name} is not installed", remedy=remedy) from None
+        raise EnvironmentUnfitError(
+            f"a signature cannot be checked: {error.name} is not installed", remedy=remedy
+        ) from None
     try:
         verifier = Verifier(trusted_root=TrustedRoot.from_file(str(root))) if root else Verifier.production()
     except (TUFError, NetworkError) as error:
         remedy = "name a copy of its trusted_root.json: --trusted-root FILE"
         raise EnvironmentUnfitError(f"sigstore's certificates cannot be fetched: {error}", remedy=remedy) from None
     except (Error, ValueError) as error:
-        raise UsageError(f"{root} has no certificates of sigstore: {error}", remedy="name its trusted_root.json") from None
+        raise UsageError(
+            f"{root} has no certificates of sigstore: {error}", remedy="name its trusted_root.json"
+        ) from None
     try:
-        verifier.verify_dsse(Bundle.from_json(attestation.bundle(signed)), policy.Identity(identity=identity, issuer=issuer))
+        verifier.verify_dsse(
+            Bundle.from_json(attestation.bundle(signed)), policy.Identity(identity=identity, issuer=issuer)
+        )
     except (Error, KeyError, TypeError, ValueError) as error:
         raise ClaimError(
             f"it is not signed by {identity}: {error}",

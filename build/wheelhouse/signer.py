@@ -71,7 +71,9 @@ def named(key: Path | None, identity: str, issuer: str, trusted_root: Path | Non
         signing.public_key(key)
     if trusted_root and not trusted_root.is_file():
         raise UsageError(f"--trusted-root {trusted_root}: no such file", remedy="name sigstore's trusted_root.json")
-    return Signer(str(key.resolve()) if key else "", identity, issuer, str(trusted_root.resolve()) if trusted_root else "")
+    return Signer(
+        str(key.resolve()) if key else "", identity, issuer, str(trusted_root.resolve()) if trusted_root else ""
+    )
 
 
 def _enclosed(signed: Attestation) -> signing.PublicKey:

@@ -13,7 +13,6 @@ import msgspec
 
 from build.wheelhouse.attestation import SUFFIX
 from build.wheelhouse.model import Wheel
-from build.wheelhouse.trust import METADATA
 
 #: Version of the protocol: 1.3 is that of PEP 740.
 API = "1.3"

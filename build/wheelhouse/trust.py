@@ -91,7 +91,9 @@ class Index(msgspec.Struct, frozen=True, rename="camel"):
                 self._check_wheel(place, signer, known[digest], pages)
 
     def _check_wheel(self, place: str, signer: Signer, wheel: str, pages: Sequence[str]) -> None:
-        told = {name: _fetched(place, name) for name in (*pages, *(f"files/{wheel}{end}" for end in (METADATA, SUFFIX)))}
+        told = {
+            name: _fetched(place, name) for name in (*pages, *(f"files/{wheel}{end}" for end in (METADATA, SUFFIX)))
+        }
         for name, data in told.items():
             if hashlib.sha256(data).hexdigest() != self.digests.get(name):
                 raise ClaimError(f"{shown(place)}: {name} is not as its list says", remedy=_REMEDY)
@@ -164,7 +166,7 @@ def _fetched(place: str, name: str) -> bytes:
     answer = pip_session.fetched(f"{_root(place)}/{quote(name)}")
     if answer is None:
         raise ClaimError(f"{shown(place)} has no {name}, so nobody vouches for its files", remedy=_REMEDY)
-    return answer.content
+    return bytes(answer.content)
 
 
 def _remember(name: str, serial: int) -> None:

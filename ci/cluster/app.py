@@ -66,7 +66,7 @@ def install(
         raise UsageError("name one of these: what to install, --lock, --roll-back or --status")
     believed = signer.named(key, identity, issuer, trusted_root)
     asked = Request(tuple(names), tuple(index or ()), str(wheels.resolve()) if wheels else "", believed)
-    wanted = {"name": asked.named(), "request": msgspec.json.encode(asked).decode()} if names else {}
+    wanted: dict[str, object] = {"name": asked.named(), "request": msgspec.json.encode(asked).decode()} if names else {}
     wanted |= {"name": lock.stem, "lock": str(lock.resolve())} if lock else {}
     wanted |= {"prefix": prefix, "keep": keep, "again": again, "serial": serial, "max_fail": max_fail, "after": after}
     wanted |= {"status": status, "roll_back": roll_back, "drain": drain, "undrain": undrain}

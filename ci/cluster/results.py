@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from enum import Enum
-from typing import Any
 
 import msgspec
 from rich.markup import escape
@@ -77,7 +76,7 @@ class Result(msgspec.Struct):
     what: str = "the run ended before its turn"
     facts: Facts = Facts()
 
-    def hear(self, facts: Any, outcome: str, why: str) -> None:
+    def hear(self, facts: object, outcome: str, why: str) -> None:
         """Take over what one task told; after a failure, nothing."""
         if self.outcome in (Outcome.FAILED, Outcome.UNREACHABLE):
             return

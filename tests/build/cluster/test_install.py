@@ -87,7 +87,7 @@ def _python_of_nobody() -> str:
 def test_another_user_and_one_host_after_the_other(site: Site) -> None:
     """Ansible's own: privilege, `serial`, and an end when enough have failed; what was not begun is told, too."""
     python = _python_of_nobody()
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # noqa: S108 - the folders of pytest are for its user
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         open_to_all = Site(Path(folder), site.index)
         open_to_all.top.chmod(0o777)
         foreign(open_to_all.prefix("two"))
@@ -153,7 +153,7 @@ LIARS = {
     "nonsense": ("""echo '{"host": 5}'""", "its answer is not that of the module"),
     "silent": ("exec sleep 600", "it hangs"),
     "bare": ("exec /no/python", "Python"),
-    "dying": (f"{_DIES}exec {sys.executable} \"$@\"", "dying"),
+    "dying": (f'{_DIES}exec {sys.executable} "$@"', "dying"),
 }
 #: A driver for CUDA 11, as far as it is asked.
 _DRIVER = "int cuDriverGetVersion(int *version) { *version = 11040; return 0; }\n"
@@ -203,7 +203,9 @@ def test_hosts_that_misbehave_are_told_and_the_others_go_on(site: Site, fleet: C
     theirs = fleet.add("theirs").home / "multiworld"
     there = foreign(theirs)
     driver = fleet.add("driver").folder
-    subprocess.run(["cc", "-x", "c", "-shared", "-o", driver / "libcuda.so.1", "-"], input=_DRIVER, text=True, check=True)
+    subprocess.run(
+        ["cc", "-x", "c", "-shared", "-o", driver / "libcuda.so.1", "-"], input=_DRIVER, text=True, check=True
+    )
     config = driver / "sshd_config"
     config.write_text(f"{config.read_text().rstrip()} LD_LIBRARY_PATH={driver}\n")
     offer_named(site.index, "nvidia-cuda-runtime-cu12", "12.4.127", site.top)
@@ -213,7 +215,9 @@ def test_hosts_that_misbehave_are_told_and_the_others_go_on(site: Site, fleet: C
         closed.bind(("127.0.0.1", 0))  # no sshd listens, and nothing else may
         fleet.reach("down", closed.getsockname()[1])
         inventory = site.top / "hosts.ini"
-        inventory.write_text("\n".join([*lines, "stranger", "other", "denied", "full", "readonly", "down", "theirs", "driver", ""]))
+        inventory.write_text(
+            "\n".join([*lines, "stranger", "other", "denied", "full", "readonly", "down", "theirs", "driver", ""])
+        )
         wanted = ("torch-multiworld==1.0", "nvidia-cuda-runtime-cu12", site.source, "--inventory", inventory)
         status, hosts, said = site.run(*wanted, *fleet.ssh)
     assert status == 25, said

@@ -78,8 +78,18 @@ def test_every_file_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def installed(url: str) -> bool:
         asked = Request(("multiworld-torch-overlay",), (f"{url}/simple",), signer=Signer(str(public)))
         (tmp_path / "pylock.toml").write_text(lock(msgspec.json.encode(asked), OWN, platform.machine(), "2.39"))
-        command = [uv.find_uv_bin(), "pip", "install", "--target", target, "-r", tmp_path / "pylock.toml"]
-        return not call(*command, "--no-cache", "--preview-features", "pylock", "--no-deps", "--python", sys.executable).returncode
+        command: list[str | Path] = [
+            uv.find_uv_bin(),
+            "pip",
+            "install",
+            "--target",
+            target,
+            "-r",
+            tmp_path / "pylock.toml",
+        ]
+        return not call(
+            *command, "--no-cache", "--preview-features", "pylock", "--no-deps", "--python", sys.executable
+        ).returncode
 
     with served(house) as (url, _):
         assert installed(url)

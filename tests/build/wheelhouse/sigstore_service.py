@@ -1,4 +1,4 @@
-"""A sigstore in miniature: a certificate authority, a log of its certificates, and a log of signatures, in this process.
+"""A sigstore in miniature, in this process: a certificate authority, a log of certificates, a log of signatures.
 
 What it signs is checked by the real library, with this service's `trusted_root.json` in the place of sigstore's.
 """
@@ -60,7 +60,9 @@ class Service:
         made = self._certificate(name, name, self.authority, days=3650)
         made = made.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         made = made.add_extension(_usage(signs_certificates=True), critical=True)
-        made = made.add_extension(x509.SubjectKeyIdentifier.from_public_key(self.authority.public_key()), critical=False)
+        made = made.add_extension(
+            x509.SubjectKeyIdentifier.from_public_key(self.authority.public_key()), critical=False
+        )
         self.root = made.sign(self.authority, hashes.SHA256())
 
     def trusted_root(self) -> str:

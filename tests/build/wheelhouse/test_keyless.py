@@ -76,7 +76,7 @@ def test_ci_install_takes_it_from_that_job_alone(house: Path, root: Path) -> Non
 
     with served(house) as (url, _):
         assert "9.1.0" in locked(ME)
-        with pytest.raises(ClaimError, match="it is not signed by https://github.com/you"):
+        with pytest.raises(ClaimError, match=r"it is not signed by https://github\.com/you"):
             locked(ME.replace("me", "you"))
 
 
@@ -104,7 +104,7 @@ def test_another_signer(
 def test_who_wants_a_job_takes_no_key_and_no_unsigned_one(root: Path) -> None:
     signer = Signer(identity=ME, trusted_root=str(root))
     for signed in (Attestation(STATEMENT), attestation.sign(STATEMENT, Ed25519PrivateKey.generate())):
-        with pytest.raises(ClaimError, match="and must be by https://github.com/me"):
+        with pytest.raises(ClaimError, match=r"and must be by https://github\.com/me"):
             signer.vouches(signed)
 
 

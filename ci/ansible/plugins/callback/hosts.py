@@ -1,4 +1,4 @@
-"""Tells each step of each host, and writes what is known of it to the file MULTIWORLD_RESULTS, one JSON object a line."""
+"""Tells each step of each host, and writes its results to the file MULTIWORLD_RESULTS, one JSON object a line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST = 4000
 
 
 class CallbackModule(CallbackBase):
-    """The plugin. The last line of a host counts; `outcome` is empty until the module says that nothing is left to do."""
+    """The plugin. Of a task without a failure `outcome` is empty: `facts` tell it."""
 
     CALLBACK_VERSION, CALLBACK_TYPE, CALLBACK_NAME = 2.0, "stdout", "hosts"
 

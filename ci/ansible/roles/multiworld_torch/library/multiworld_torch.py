@@ -84,6 +84,10 @@ class Prefix:
     def locks(self) -> str:
         return "".join((self.releases / name / LOCK).read_text(encoding="utf-8") for name in self.kept())
 
+    def have(self) -> set[str]:
+        """Return the SHA-256 of what the kept releases consist of."""
+        return set(re.findall(r'sha256 = "(\w+)"', self.locks()))
+
     def current(self) -> str:
         """Return the release in use, empty for none; a link of somebody else is refused."""
         if not os.path.lexists(str(self.link)):
@@ -158,7 +162,7 @@ def looked(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:
 
 def claimed(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:  # noqa: ARG001 - as the others
     runtimes = re.findall(r'name = "nvidia-cuda-runtime[^"]*"\s+version = "(\d+)', asked["lock"])
-    least, have = max(map(int, runtimes), default=0), prefix.locks()
+    least, have = max(map(int, runtimes), default=0), prefix.have()
     if 0 < cuda() < least:
         raise UnfitError(f"NVIDIA's driver is too old: it is for CUDA {cuda()}, and the release needs CUDA {least}")
     sizes = re.findall(r'\bsize = (\d+)[^"]*sha256 = "(\w+)"', asked["lock"])
@@ -190,11 +194,10 @@ def made(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:
     return {**found, "outcome": "unchanged"} if kept[0] == prefix.current() else found
 
 
-def common(lock: str, have: str) -> str:
+def common(lock: str, have: set[str]) -> str:
     """Return a lock without the packages of which no file is in `have`."""
     head, *packages = re.split(r"^(?=\[\[packages]])", lock, flags=re.MULTILINE)
-    digests = [re.findall(r'sha256 = "(\w+)"', text) for text in packages]
-    return head + "".join(text for text, own in zip(packages, digests) if any(digest in have for digest in own))
+    return head + "".join(text for text in packages if set(re.findall(r'sha256 = "(\w+)"', text)) & have)
 
 
 def filled(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:
@@ -210,7 +213,7 @@ def filled(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:
         run([uv, "venv", "--allow-existing", "--python", sys.executable, str(folder)])
         sync = [uv, "pip", "sync", "--preview-features", "pylock", "--python", python, str(lock)]
         # What a kept release has is in the cache; a server that says nothing of its age would be asked for it again.
-        lock.write_text(common(asked["lock"], prefix.locks()), encoding="utf-8")
+        lock.write_text(common(asked["lock"], prefix.have()), encoding="utf-8")
         run([*sync, "--offline"], judge=False)
         lock.write_text(asked["lock"], encoding="utf-8")
         run(sync)
