@@ -245,7 +245,7 @@ def _wait(done: Callable[[], bool], what: str) -> None:
 
 @pytest.mark.nightly("test_module removes a release that was not finished; hosts that misbehave do not end a run")
 def test_hosts_lost_in_the_middle_and_ctrl_c(site: Site, fleet: Cluster) -> None:
-    """While wheels are fetched one host loses its power: it is lost. Then Ctrl-C. Nothing is half there afterwards."""
+    """While wheels are fetched one host loses its power: it is told. Then Ctrl-C. Nothing is half there afterwards."""
     good, dead = fleet.add("good"), fleet.add("dead")
     site.index.stall = threading.Event()
     wanted = ("torch-multiworld==1.0", site.source, "--hosts=good,dead", *fleet.ssh)
@@ -254,7 +254,7 @@ def test_hosts_lost_in_the_middle_and_ctrl_c(site: Site, fleet: Cluster) -> None
     dead.lose(processes=True)
     site.index.stall.set()
     status, hosts, said = site.end(process)
-    assert (status, outcomes(hosts)) == (25, {"good": "installed", "dead": "lost"}), said
+    assert (status, outcomes(hosts)) == (25, {"good": "installed", "dead": "unreachable"}), said
     assert version(good.current) == "1.0"
     assert not dead.current.is_symlink()
     site.index.stall = threading.Event()
