@@ -7,10 +7,12 @@ has a certificate; without a key, the signature is empty and the publisher is `u
 from __future__ import annotations
 
 import base64
+import re
 from enum import Enum
 from typing import Any
 
 import msgspec
+from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from build.errors import ClaimError
@@ -23,6 +25,7 @@ ENVELOPE, BUNDLE = ".dsse.json", ".sigstore.json"
 _BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 #: What PEP 740 does not take over, and a log of sigstore without times of its own needs.
 _TIMES = "timestamp_verification_data"
+_GITHUB = "GitHub"
 
 
 class Publisher(Enum):
@@ -66,8 +69,19 @@ def encode(item: Attestation) -> bytes:
     """Return the object of PEP 740 with one attestation."""
     signed = {"statement": _base64(item.statement), "signature": _base64(item.signature)}
     attestation = {"version": 1, "verification_material": item.material, "envelope": signed}
-    publisher = {"kind": item.publisher.value} | ({"keyid": item.keyid} if item.keyid else {})
+    publisher = _job(item) or {"kind": item.publisher.value} | ({"keyid": item.keyid} if item.keyid else {})
     return _json({"version": 1, "attestation_bundles": [{"publisher": publisher, "attestations": [attestation]}]})
+
+
+def _job(item: Attestation) -> dict[str, str]:
+    """Return the publisher as PEP 740 knows it, from the certificate of a workflow of GitHub's; empty for others."""
+    if item.publisher is not Publisher.SIGSTORE:
+        return {}
+    certificate = x509.load_der_x509_certificate(base64.b64decode(item.material["certificate"]))
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    uris = " ".join(names.get_values_for_type(x509.UniformResourceIdentifier))
+    found = re.fullmatch(r"https://github\.com/([^/]+/[^/]+)/\.github/workflows/([^/@]+)@\S+", uris)
+    return {"kind": _GITHUB, "repository": found[1], "workflow": found[2]} if found else {}
 
 
 def decode(data: bytes, origin: str) -> Attestation:
@@ -100,7 +114,7 @@ def _from_object(whole: dict[str, Any]) -> Attestation:
     first = bundle["attestations"][0]
     return Attestation(
         statement=base64.b64decode(first["envelope"]["statement"], validate=True),
-        publisher=Publisher(bundle["publisher"].get("kind")),
+        publisher=Publisher.SIGSTORE if (kind := bundle["publisher"].get("kind")) == _GITHUB else Publisher(kind),
         signature=base64.b64decode(first["envelope"]["signature"], validate=True),
         keyid=str(bundle["publisher"].get("keyid", "")),
         material=dict(first["verification_material"]),

@@ -163,6 +163,7 @@ def test_the_form_of_pep_740(service: Service) -> None:
     made = attestation.decode(json.dumps(bundle).encode(), "it")
     assert (made.statement, made.publisher) == (STATEMENT, Publisher.SIGSTORE)
     (listed,) = json.loads(attestation.encode(made))["attestation_bundles"]
+    assert listed["publisher"] == {"kind": "GitHub", "repository": "me/it", "workflow": "wheels.yml"}
     (item,) = listed["attestations"]
     assert item["version"] == 1
     assert item["verification_material"]["certificate"] == bundle["verificationMaterial"]["certificate"]["rawBytes"]
