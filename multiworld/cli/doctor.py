@@ -100,10 +100,9 @@ def _engine() -> Check:
         compiled = library.compiled() is not None
     except BackendUnavailable as missing:
         return Check("engine", Verdict.FAIL, missing.what, missing.remedy)
-    mover = (
-        "moves the data of worlds on Gloo, and" if compiled else f"does not move data, as {library.CHOICE} says, but"
-    )
-    return Check("engine", Verdict.OK, f"compiled code {mover} answers heartbeats, even while a thread holds the GIL")
+    heartbeats = "compiled code answers heartbeats, even while a thread holds the GIL"
+    mover = "and moves the data of worlds on Gloo" if compiled else f"Python moves the data, as {library.CHOICE} says"
+    return Check("engine", Verdict.OK, f"{heartbeats}, {mover}")
 
 
 def _same_host() -> Check:

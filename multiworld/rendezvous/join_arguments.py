@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
@@ -22,7 +20,7 @@ from multiworld.config import (
     is_duration,
     whole_number,
 )
-from multiworld.errors import BackendUnavailable, InvalidArgument, MultiWorldError
+from multiworld.errors import BackendUnavailable, InvalidArgument, told_of
 from multiworld.matching.collective_plan import MAX_MEMBERS
 
 BACKENDS = ("gloo", "nccl", "torch-nccl")
@@ -49,16 +47,6 @@ class Defaults:
             raise _invalid(f"heartbeat is {heartbeat!r}", "pass a Heartbeat(interval, suspect_after, lost_after)")
 
 
-@contextlib.contextmanager
-def told_of(world: str, rank: object, operation: str = "join", generation: int | None = None) -> Iterator[None]:
-    """Let errors of the enclosed checks say which world and rank they are about."""
-    try:
-        yield
-    except MultiWorldError as error:
-        place = {"generation": generation, "rank": whole_number(rank), "operation": operation}
-        raise error.with_context(world=world, **place) from None
-
-
 def checked_config(
     defaults: Defaults,
     name: str,
@@ -83,12 +71,12 @@ def checked_config(
         BackendUnavailable: the backend is unknown, or cannot work here.
         BackendFailed: the environment is set otherwise than the backend needs it.
     """
-    with told_of(str(name)[:40], rank):
+    with told_of(str(name)[:40], None):
         if not isinstance(name, str) or not name or "\n" in name:
             raise _invalid(f"{name!r} is not a valid name for a world", "pass a non-empty string in one line")
         if len(json.dumps(name)) > MAX_NAME_BYTES:
             raise _invalid(f"a name of {len(name)} characters is too long", "pass a shorter one")
-    with told_of(name, rank):
+    with told_of(name, whole_number(rank)):
         rank, size = checked_place(rank, size)
         given: dict[str, Any] = {"address": address, "op_timeout": op_timeout, "heartbeat": heartbeat}
         chosen = replace(defaults, **{what: value for what, value in given.items() if value is not None})

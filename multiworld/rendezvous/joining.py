@@ -39,23 +39,17 @@ ANSWER_GRACE_SECONDS = 0.3
 _OTHER_FILE = "pass the path of a file that every member can write, in a folder that exists"
 
 
-def store_silent(config: WorldConfig, where: object, after: int, complaint: GreetingError | None) -> RendezvousError:
+def store_silent(where: object, complaint: GreetingError | None) -> RendezvousError:
     """The error for a store that does not answer. If this process hosts it, it may be busy with peers it refuses."""
     failed = StoreFailed("does not answer", SILENT)
     if complaint is not None:
         what = f"does not answer; this process refused a peer that {complaint.what}"
         failed = StoreFailed(what, complaint.cause, complaint.remedy)
-    return _store_failed(config, where, after, failed)
+    return _store_failed(where, failed)
 
 
-def _store_failed(config: WorldConfig, where: object, after: int, failed: StoreFailed) -> RendezvousError:
-    place = _place(config, after)
-    what = f"the store {where} {failed.what}"
-    return RendezvousError(config.name, what, cause=failed.cause, remedy=failed.remedy, **place)
-
-
-def _place(config: WorldConfig, after: int) -> dict[str, Any]:
-    return {"generation": after or None, "rank": config.rank, "operation": "rejoin" if after else "join"}
+def _store_failed(where: object, failed: StoreFailed) -> RendezvousError:
+    return RendezvousError(what=f"the store {where} {failed.what}", cause=failed.cause, remedy=failed.remedy)
 
 
 def _waker(job: JoinJob[Any]) -> Callable[[], None]:
@@ -117,8 +111,7 @@ class Rendezvous:
         self._after = after
         self._resize = resize
         self._cancelled = cancelled
-        # A world on a device has the engine in Python, which knows TCP only.
-        self._near = config.network.same_host and config.backend == "gloo" and library.compiled() is not None
+        self._near = config.network.same_host and library.compiled() is not None  # Python's engine knows TCP only
         self._started = since
         self._deadline = since + config.join_timeout
         self._source = source
@@ -133,7 +126,7 @@ class Rendezvous:
         self._abandoned: list[int] = []
 
     def run(self) -> Steps[Meeting]:
-        """Meet the other members.
+        """Meet the other members. Errors do not say which world they are about: see ``told_of``.
 
         Raises:
             RendezvousError: see ``MultiWorld.join``.
@@ -177,7 +170,7 @@ class Rendezvous:
         except StoreFailed as failed:
             if failed.cause == SILENT:
                 raise self._silent() from None
-            raise _store_failed(self._config, self._source.where, self._after, failed) from None
+            raise _store_failed(self._source.where, failed) from None
         except Cancelled:
             self._fail_cancelled()
         except ValueError as error:
@@ -190,20 +183,17 @@ class Rendezvous:
             self._fail(f"the store {self._source.where} failed: {error}", "its host ended, or is cut off", error)
 
     def _silent(self) -> RendezvousError:
-        return store_silent(self._config, self._source.where, self._after, self._source.complaint(self._started))
+        return store_silent(self._source.where, self._source.complaint(self._started))
 
     def _open_endpoint(self, address: str) -> Endpoint:
-        place: dict[str, Any] = {"rank": self._config.rank, "operation": "rejoin" if self._after else "join"}
         try:
             return self._listener(address, self._config.network)
-        except MultiWorldError as error:
-            raise error.with_context(world=self._config.name, **place) from None
         except OSError as error:
             found = cause_of(error, "it is not an address of this machine")
             kind = InvalidArgument if descriptor_shortage(error) is None else RendezvousError
             what = f"peers cannot reach this process at {address!r}: {system_message(error)}"
             remedy = found.remedy or "pass address= with an address of this machine"
-            raise kind(self._config.name, what, cause=found.cause, remedy=remedy, **place) from None
+            raise kind(what=what, cause=found.cause, remedy=remedy) from None
 
     def _open_store(self, deadline: Deadline) -> Any:
         source = self._source
@@ -215,7 +205,7 @@ class Rendezvous:
             found = cause_of(error, "its folder is not there, or its file cannot be written")
             remedy = found.remedy or _OTHER_FILE
             failed = StoreFailed(f"cannot be reached: {system_message(error)}", found.cause, remedy)
-            raise _store_failed(self._config, source.where, self._after, failed) from None
+            raise _store_failed(source.where, failed) from None
         except Exception as error:  # noqa: BLE001 - torch raises other types on every release
             what = f"the store {source.where} cannot be reached: {error}"
             self._fail(what, "its file cannot be written", error, remedy=_OTHER_FILE)
@@ -260,8 +250,7 @@ class Rendezvous:
         if holder is not None and holder.process == this_process():
             what = f"another join of this very process has rank {self._config.rank} in generation {sealed}"
             cause, remedy = "two MultiWorld objects of this process use one rank", "use the World that has the rank"
-        place = _place(self._config, self._after)
-        return StaleGeneration(self._config.name, what, cause=cause, remedy=remedy, current=sealed, **place)
+        return StaleGeneration(what=what, cause=cause, remedy=remedy, current=sealed)
 
     def _enter(self, generation: int) -> Steps[Meeting]:
         config = self._config
@@ -423,5 +412,4 @@ class Rendezvous:
         )
 
     def _fail(self, what: str, cause: str, error: BaseException | None = None, remedy: str | None = None) -> NoReturn:
-        place = _place(self._config, self._after)
-        raise RendezvousError(self._config.name, what, cause=cause, remedy=remedy, **place) from error
+        raise RendezvousError(what=what, cause=cause, remedy=remedy) from error

@@ -151,7 +151,7 @@ class HostedStores:
         if not isinstance(where, TcpStoreAddress):
             return StoreSource(where, config.address or "127.0.0.1", gate=self._gate)
         deadline = Deadline(time.monotonic() + config.join_timeout, cancelled)
-        address = config.address or _address_towards(where, config, deadline)
+        address = config.address or _address_towards(where, deadline)
         clients = self._clients_of(where, store)
         self._host_if_ours(where, config, deadline, clients)
         return StoreSource(where, address, clients, store, self._gate, lambda since: self.complaint(where, since))
@@ -193,10 +193,10 @@ class HostedStores:
             return
         try:
             self.serve(where.host, where.port)
-        except RendezvousError as error:
+        except RendezvousError:
             # In use or not a local address: a store may be there already, as torchrun's agent's is.
             if where.hosted or not _answers(where, deadline.at_most(ANSWER_SECONDS), clients):
-                raise error.with_context(world=config.name, rank=config.rank, operation="join") from None
+                raise
 
 
 def _answers(where: TcpStoreAddress, deadline: Deadline, clients: ThreadClients) -> bool:
@@ -215,7 +215,7 @@ def _is_torchruns() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def _address_towards(where: TcpStoreAddress, config: WorldConfig, deadline: Deadline) -> str:
+def _address_towards(where: TcpStoreAddress, deadline: Deadline) -> str:
     try:
         return own_address(resolved(where.host, where.port, deadline.left)[0])
     except (OSError, Cancelled) as error:
@@ -224,22 +224,22 @@ def _address_towards(where: TcpStoreAddress, config: WorldConfig, deadline: Dead
         else:
             why, found = system_message(error), cause_of(error, "there is no route to it")
         what = f"the store {where} cannot be reached: {why}"
-        raise RendezvousError(config.name, what, cause=found.cause, remedy=found.remedy, **_place(config)) from None
+        raise RendezvousError(what=what, cause=found.cause, remedy=found.remedy) from None
 
 
-def parsed(store: StoreLike, config: WorldConfig) -> TcpStoreAddress | FileStorePath | Any:
+def parsed(store: StoreLike) -> TcpStoreAddress | FileStorePath | Any:
     """The address, the path or the object that ``store`` stands for; raises ``InvalidArgument`` for anything else."""
     given: Any = store
     if type(given) is dist.TCPStore:  # its client waits in C++, and must not be shared by threads: ours does better
         return TcpStoreAddress(given.host, given.port, hosted=False)
     if isinstance(store, TcpStoreAddress) and not 0 < store.port <= 65535:
-        raise _no_store(config, store)
+        raise _no_store(store)
     if isinstance(store, (TcpStoreAddress, FileStorePath)) or hasattr(store, "compare_set"):
         return store
     if not isinstance(store, str):
-        raise _no_store(config, store)
+        raise _no_store(store)
     if store == "env://":
-        return _from_environment(config)
+        return _from_environment()
     parts = urlsplit(store)
     try:
         if parts.scheme == "tcp" and parts.hostname and parts.port:
@@ -248,29 +248,24 @@ def parsed(store: StoreLike, config: WorldConfig) -> TcpStoreAddress | FileStore
         pass  # no number for a port: refused below
     if parts.scheme == "file" and parts.path:
         return FileStorePath(parts.path)
-    raise _no_store(config, store)
+    raise _no_store(store)
 
 
-def _no_store(config: WorldConfig, store: object) -> InvalidArgument:
+def _no_store(store: object) -> InvalidArgument:
     cause = "known are tcp://host:port, file:///path, env:// and the stores of torch.distributed"
     remedy = "correct it; for port 0 call serve_store() and pass on the address it returns"
-    return InvalidArgument(config.name, f"{store!r} is not a store", cause=cause, remedy=remedy, **_place(config))
+    return InvalidArgument(what=f"{store!r} is not a store", cause=cause, remedy=remedy)
 
 
-def _place(config: WorldConfig) -> dict[str, Any]:
-    return {"rank": config.rank, "operation": "join"}
-
-
-def _from_environment(config: WorldConfig) -> TcpStoreAddress:
+def _from_environment() -> TcpStoreAddress:
     try:
         hosted = False if _is_torchruns() else None
         return TcpStoreAddress(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), hosted)
     except (KeyError, ValueError):
-        what, remedy = (
-            "store='env://' needs MASTER_ADDR and MASTER_PORT",
-            "launch with torchrun, set them, or pass store=",
-        )
-        raise InvalidArgument(config.name, what, remedy=remedy, rank=config.rank, operation="join") from None
+        raise InvalidArgument(
+            what="store='env://' needs MASTER_ADDR and MASTER_PORT",
+            remedy="launch with torchrun, set them, or pass store=",
+        ) from None
 
 
 def _not_hosted(host: str, port: int, error: OSError) -> RendezvousError:

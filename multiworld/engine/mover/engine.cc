@@ -314,8 +314,8 @@ void Engine::serve(const epoll_event* events, int count) {
 
 void Engine::watch(Lane& lane) {
   if (lane.ended()) return;
-  if (lane.owes() && !owes_) {
-    owes_ = true;
+  if (lane.owes() && !unwritten_) {
+    unwritten_ = true;
     turns_++;
     Guard::look();
   }
@@ -334,7 +334,7 @@ bool Engine::pay_all(std::vector<pollfd>& watched) {
   bool owing = false;
   for (Engine* engine : all) {
     bool ours = false;
-    if (!engine->owes_ || !engine->pay(&ours)) continue;
+    if (!engine->unwritten_ || !engine->pay(&ours)) continue;
     owing = true;
     if (ours) watched.push_back({engine->epoll_, POLLIN, 0});
   }
@@ -350,8 +350,8 @@ bool Engine::pay(bool* ours) {
     epoll_event events[most_events];
     serve(events, epoll_wait(epoll_, events, most_events, 0));
   }
-  owes_ = std::any_of(lanes_.begin(), lanes_.end(), [](const auto& entry) { return entry.second.owes(); });
-  return owes_;
+  unwritten_ = std::any_of(lanes_.begin(), lanes_.end(), [](const auto& entry) { return entry.second.owes(); });
+  return unwritten_;
 }
 
 // ---- outcomes

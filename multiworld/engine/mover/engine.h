@@ -194,8 +194,8 @@ class Engine final : private Wire, private Host {
   int loop_ = -1;  // wakes the event loop
   int host_ = -1;  // wakes the owner
   bool in_progress_ = false, kicked_ = false, rung_ = false;
-  std::atomic<bool> owes_{false};       // something to a peer; false only once the guard has seen that
-  uint64_t turns_ = 0, seen_turns_ = 0; // in which others than the guard moved the data; and as the guard last saw them
+  std::atomic<bool> unwritten_{false};   // something for a peer; false only once the guard has seen that
+  uint64_t turns_ = 0, seen_turns_ = 0;  // in which others than the guard moved the data; and as the guard last saw them
   bool ended_ = false, said_bye_ = false;
   std::atomic<bool> forked_{false};
 };

@@ -50,7 +50,7 @@ def owe(two: Two) -> int:
     payload = bytes(4 * COUNT)
     two.peer.sendall(frame(Kind.POST, 0, int(Mode.OBJECT), 1, 7, 1 << 30))
     assert two.a.drain(1)
-    two.a.start((False, 1, 7, int(Mode.OBJECT), 0, len(payload), payload, None))
+    two.a.start((False, False, 1, 7, int(Mode.OBJECT), 0, len(payload), payload, None))
     return HEADER.size + len(payload)
 
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch.distributed as dist
 from procs import ROOT
 
@@ -115,12 +114,11 @@ def run_row_and_die(_: WorldProcessGroup, name: str, at: int) -> None:
 def run_row_and_survive(pg: WorldProcessGroup, name: str) -> tuple[tuple[int, ...], str, str, float]:
     """Run a row whose peer dies: the ranks that the typed error names, what was raised and its text, and when."""
     try:
-        getattr(rows, name)()
-    except Exception as error:
-        came = time.monotonic()
-        with pytest.raises(PeerLost) as caught, pg.typed():
-            raise error if isinstance(error, RuntimeError | PeerLost) else RuntimeError(str(error))
-        return caught.value.ranks, type(error).__name__, str(error), came
+        with pg.typed():
+            getattr(rows, name)()
+    except PeerLost as lost:
+        original = lost.__cause__ or lost
+        return lost.ranks, type(original).__name__, str(original), time.monotonic()
     raise AssertionError(f"{name} ended well")
 
 
