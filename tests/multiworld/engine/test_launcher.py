@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
+from multiworld.backends import choice
 from multiworld.engine import library
 
 pytestmark = pytest.mark.skipif(not library.launch_functions(), reason="multiworld was built without a compiler")
@@ -386,3 +388,10 @@ def test_a_forked_child_leaves_it_alone(device: Device) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
     device.done[1].set()
     assert device.was_told(1, OVER)
+
+
+def test_a_package_without_the_compiled_module_has_no_backend_for_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(library, "launch_functions", lambda: ())
+    for backend in ("nccl", "torch-nccl"):
+        assert choice.unavailable(backend) == "multiworld was built without a C++ compiler"
