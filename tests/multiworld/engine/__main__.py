@@ -33,25 +33,24 @@ def play_sanitized(folder: Path, schedules: int) -> None:
     subprocess.run([*command, "--schedules", str(schedules)], check=True, env=env)
 
 
+def outside_of_the_core() -> list[str]:
+    """The sources of the lanes and of what moves them."""
+    return [str(path) for part in ("lanes", "mover") for path in sorted(SOURCES.glob(f"{part}/*.cc"))]
+
+
 def stress(folder: Path, sanitizers: str) -> None:
     """Let threads send, receive and give up on two engines, under these sanitizers."""
-    parts = [str(path) for part in ("lanes", "mover") for path in sorted(SOURCES.glob(f"{part}/*.cc"))]
     made = folder / "stress"
-    compile_core("stress.cc", made, "g++", *SANITIZED, f"-fsanitize={sanitizers}", "-pthread", *parts)
+    options = (*SANITIZED, f"-fsanitize={sanitizers}", "-pthread", *outside_of_the_core())
+    compile_core("stress.cc", made, "g++", *options)
     subprocess.run([str(made)], check=True, timeout=1200)
 
 
-def fuzz(folder: Path, seconds: int) -> None:
-    """Fuzz the core; what it finds stays in the current folder."""
-    fuzzer = compile_core(
-        "fuzz_core.cc",
-        folder / "fuzz",
-        "clang++",
-        *SANITIZED,
-        "-fsanitize=fuzzer,address,undefined",
-        "-Wl,--wrap=aligned_alloc",
-    )
-    corpus = folder / "corpus"
+def fuzz(folder: Path, source: str, seconds: int, *parts: str) -> None:
+    """Fuzz the core, or a lane; what is found stays in the current folder."""
+    command = ("clang++", *SANITIZED, "-fsanitize=fuzzer,address,undefined", "-pthread", *parts)
+    fuzzer = compile_core(source, folder / source.removesuffix(".cc"), *command)
+    corpus = folder / f"corpus of {source}"
     corpus.mkdir()
     options = ["-max_len=800", "-len_control=0", "-entropic=0", "-verbosity=0", "-print_final_stats=1"]
     subprocess.run([str(fuzzer), f"-max_total_time={seconds}", *options, str(corpus)], check=True)
@@ -73,7 +72,8 @@ def main() -> None:
         for sanitizers in ("thread", "address,undefined"):
             stress(Path(folder), sanitizers)
         if shutil.which("clang++"):
-            fuzz(Path(folder), options.seconds)
+            fuzz(Path(folder), "fuzz_core.cc", options.seconds, "-Wl,--wrap=aligned_alloc")
+            fuzz(Path(folder), "fuzz_lane.cc", options.seconds, *outside_of_the_core())
         else:
             print("NOT FUZZED: there is no clang++ here", file=sys.stderr)
 
