@@ -52,7 +52,9 @@ def _locked(*groups: str) -> list[str]:
 
 def _program(session: nox.Session, module: str, *arguments: str) -> None:
     """Run a module in the environment of the tooling."""
-    session.install(*_locked("tooling", "test", *(["fleet"] if module == "ci.cluster" else [])))
+    sigstore = any(word.startswith(("--sigstore", "--identity")) for word in arguments)
+    more = ["fleet"] if module == "ci.cluster" else ["sign"] if sigstore else []
+    session.install(*_locked("tooling", "test", *more))
     # Ctrl-C: time to end compilers and to remove half-written files; nox's default is 0.3 s.
     # SIGTERM to nox alone ends it at once, and the build must end with it: see build/signals.py.
     env = {"PYTHONPATH": str(HERE), "MULTIWORLD_END_WITH_PARENT": str(os.getpid())}
@@ -187,8 +189,6 @@ def wheels(session: nox.Session) -> None:
 @nox.session
 def wheelhouse(session: nox.Session) -> None:
     """Publish what is built as a folder that pip and uv install from: `-- [FOLDER …] [--out DIR] [--key PEM]`."""
-    if "--sigstore" in session.posargs:
-        session.install(*_locked("tooling", "sign"))
     _tool(session, "wheelhouse", *session.posargs)
 
 

@@ -192,10 +192,10 @@ def run_shown(
     return status
 
 
-def run_together(tasks: Sequence[Callable[[], T]], most: int | None = None) -> list[T]:
+def run_together(tasks: Sequence[Callable[[], T]], most: int | None = None, grace: float = _GRACE) -> list[T]:
     """Call functions that run commands at once, `most` of them (default all), and return their results.
 
-    A failure or Ctrl-C ends all commands.
+    A failure or Ctrl-C ends all commands, which have `grace` seconds to clean up.
     """
     sysconfig.get_config_vars()  # older Pythons show it half made to a second thread that asks, as uv's package does
     with ThreadPoolExecutor(most or len(tasks)) as pool:
@@ -209,7 +209,7 @@ def run_together(tasks: Sequence[Callable[[], T]], most: int | None = None) -> l
             for process in tuple(_live):
                 with contextlib.suppress(ProcessLookupError):
                     process.send_signal(signal.SIGINT)
-            wait(futures, timeout=_GRACE)
+            wait(futures, timeout=grace)
             while pending := [future for future in futures if not future.done()]:
                 kill_all()  # repeatedly: a thread may have been about to start its command
                 wait(pending, timeout=0.1)

@@ -52,6 +52,7 @@ _OPTIONS = (
     "--no-python-downloads",
     "--generate-hashes",
     "--no-annotate",
+    "--no-strip-extras",  # pip takes a requirement with an extra for unpinned otherwise
     "--custom-compile-command",
     "nox -s lock",
 )

@@ -13,14 +13,17 @@ from build.anypatch import patchset
 from build.anypatch.plan import MOST_UNITS
 from build.console import note, step
 from build.pipeline import Own
-from build.wheelhouse import reproduce, signing, trust
+from build.wheelhouse import reproduce, signer, trust
 from build.wheelhouse import verify as claims
 
 
 def verify(
     wheel: Annotated[Path, typer.Argument(help="the wheel, or the folder of a wheelhouse")],
     provenance: Annotated[Path | None, typer.Option(help="its provenance, default what lies beside it")] = None,
-    key: Annotated[Path | None, typer.Option(help="ed25519 public key (PEM) that must have signed it")] = None,
+    key: signer.Key = None,
+    identity: signer.Identity = "",
+    issuer: signer.Issuer = signer.ISSUER,
+    trusted_root: signer.TrustedRoot = None,
     source: Annotated[Path | None, typer.Option(help="checkout, tarball or folder with the release's sources")] = None,
     patches: Annotated[Path | None, typer.Option(help="your patches that it was made of, as for the build")] = None,
     from_branch: Annotated[str, typer.Option(help="PATH@REV: likewise your commits")] = "",
@@ -36,11 +39,11 @@ def verify(
     own = Own(
         patches, from_branch, include=tuple(include or ()), most_units=most_units, extensions_rebuilt=extensions_rebuilt
     )
-    public = signing.public_key(key) if key else None
+    believed = signer.named(key, identity, issuer, trusted_root)
     if wheel.is_dir():
-        _wheelhouse(wheel, public)
+        _wheelhouse(wheel, believed)
         return
-    item = claims.subject(wheel.absolute(), provenance, public)
+    item = claims.subject(wheel.absolute(), provenance, believed)
     if own.of_user:
         item = replace(item, patches=patchset.chosen(releases.get(item.proven.release), patches, from_branch))
     step(f"checking the claims about {wheel.name}")
@@ -57,8 +60,8 @@ def verify(
     step(f"{wheel.name}: {number} claims hold{left}")
 
 
-def _wheelhouse(folder: Path, key: signing.PublicKey | None) -> None:
-    index, who = trust.trusted(str(folder), key)
+def _wheelhouse(folder: Path, believed: signer.Signer) -> None:
+    index, who = trust.trusted(str(folder), believed)
     note(f"ok: signature: {who}")
     note(f"ok: serial number {index.predicate.serial}, believed until {index.predicate.expires:%Y-%m-%d}")
     step(f"{folder}: {trust.check_files(folder, index)} files are as its list says")

@@ -7,17 +7,25 @@ has a certificate; without a key, the signature is empty and the publisher is `u
 from __future__ import annotations
 
 import base64
+import re
 from enum import Enum
 from typing import Any
 
 import msgspec
+from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from build.errors import ClaimError, UsageError
-from build.wheelhouse.signing import PAYLOAD_TYPE, PublicKey, parse_public, signed_bytes
+from build.errors import ClaimError
+from build.wheelhouse.signing import PAYLOAD_TYPE, PublicKey, signed_bytes
 
 #: Behind the name of a wheel: the object of PEP 740, and the statement alone, to be read by people.
-SUFFIX, STATEMENT, ENVELOPE = ".provenance", ".slsa.json", ".dsse.json"
+SUFFIX, STATEMENT = ".provenance", ".slsa.json"
+#: Likewise what other programs check: signed with a key, and by sigstore.
+ENVELOPE, BUNDLE = ".dsse.json", ".sigstore.json"
+_BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+#: What PEP 740 does not take over, and a log of sigstore without times of its own needs.
+_TIMES = "timestamp_verification_data"
+_GITHUB = "GitHub"
 
 
 class Publisher(Enum):
@@ -57,45 +65,27 @@ def sign(statement: bytes, key: Ed25519PrivateKey) -> Attestation:
     return Attestation(statement, Publisher.KEY, signature, public.keyid, {"public_key": public.pem})
 
 
-def vouched(signed: Attestation, key: PublicKey | None) -> str:
-    """Check a signature, and return who signed, in words.
-
-    Args:
-        key: must have signed; None: any key, or nobody.
-
-    Raises:
-        ClaimError: the signature is not that of the key, or there is none and `key` is named.
-        UsageError: it cannot be checked here.
-    """
-    if signed.publisher is Publisher.UNSIGNED:
-        if key is not None:
-            raise ClaimError(f"it is not signed, and must be by key {key.keyid}")
-        return "NOT SIGNED: anyone may have written the claims"
-    if signed.publisher is Publisher.SIGSTORE:
-        raise UsageError("signatures of sigstore are not checked here", remedy="use `cosign` or `pypi-attestations`")
-    used = key or _enclosed(signed)
-    used.check(signed.statement, signed.signature)
-    trust = "" if key else ", a key that came with it: `--key` names the one that you trust"
-    return f"by {used.keyid}{trust}"
-
-
-def _enclosed(signed: Attestation) -> PublicKey:
-    try:
-        return parse_public(signed.public.encode())
-    except ValueError:
-        raise UsageError(f"the public key {signed.keyid} is not at hand", remedy="name it: --key FILE") from None
-
-
 def encode(item: Attestation) -> bytes:
     """Return the object of PEP 740 with one attestation."""
     signed = {"statement": _base64(item.statement), "signature": _base64(item.signature)}
     attestation = {"version": 1, "verification_material": item.material, "envelope": signed}
-    publisher = {"kind": item.publisher.value} | ({"keyid": item.keyid} if item.keyid else {})
+    publisher = _job(item) or {"kind": item.publisher.value} | ({"keyid": item.keyid} if item.keyid else {})
     return _json({"version": 1, "attestation_bundles": [{"publisher": publisher, "attestations": [attestation]}]})
 
 
+def _job(item: Attestation) -> dict[str, str]:
+    """Return the publisher as PEP 740 knows it, from the certificate of a workflow of GitHub's; empty for others."""
+    if item.publisher is not Publisher.SIGSTORE:
+        return {}
+    certificate = x509.load_der_x509_certificate(base64.b64decode(item.material["certificate"]))
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    uris = " ".join(names.get_values_for_type(x509.UniformResourceIdentifier))
+    found = re.fullmatch(r"https://github\.com/([^/]+/[^/]+)/\.github/workflows/([^/@]+)@\S+", uris)
+    return {"kind": _GITHUB, "repository": found[1], "workflow": found[2]} if found else {}
+
+
 def decode(data: bytes, origin: str) -> Attestation:
-    """Return the attestation in an object of PEP 740, in a DSSE envelope, or in a bare statement.
+    """Return the attestation in an object of PEP 740, a bundle of sigstore, a DSSE envelope, or a bare statement.
 
     Raises:
         ClaimError: `data`, which came from `origin`, is none of these.
@@ -104,6 +94,8 @@ def decode(data: bytes, origin: str) -> Attestation:
         whole = msgspec.json.decode(data)
         if isinstance(whole, dict) and "attestation_bundles" in whole:
             return _from_object(whole)
+        if isinstance(whole, dict) and "dsseEnvelope" in whole:
+            return _from_bundle(whole)
         if isinstance(whole, dict) and "payload" in whole:
             signed = whole["signatures"][0]
             kept = (base64.b64decode(signed["sig"], validate=True), str(signed["keyid"]))
@@ -122,11 +114,34 @@ def _from_object(whole: dict[str, Any]) -> Attestation:
     first = bundle["attestations"][0]
     return Attestation(
         statement=base64.b64decode(first["envelope"]["statement"], validate=True),
-        publisher=Publisher(bundle["publisher"].get("kind")),
+        publisher=Publisher.SIGSTORE if (kind := bundle["publisher"].get("kind")) == _GITHUB else Publisher(kind),
         signature=base64.b64decode(first["envelope"]["signature"], validate=True),
         keyid=str(bundle["publisher"].get("keyid", "")),
         material=dict(first["verification_material"]),
     )
+
+
+def _from_bundle(whole: dict[str, Any]) -> Attestation:
+    (signature,) = whole["dsseEnvelope"]["signatures"]
+    statement, signed = (
+        base64.b64decode(text, validate=True) for text in (whole["dsseEnvelope"]["payload"], signature["sig"])
+    )
+    given = whole["verificationMaterial"]
+    material = {"certificate": given["certificate"]["rawBytes"], "transparency_entries": list(given["tlogEntries"])}
+    if times := given.get("timestampVerificationData"):
+        material[_TIMES] = times
+    return Attestation(statement, Publisher.SIGSTORE, signed, material=material)
+
+
+def bundle(item: Attestation) -> bytes:
+    """Return the bundle of a statement that is signed by sigstore."""
+    given = {"certificate": {"rawBytes": item.material["certificate"]}}
+    given["tlogEntries"] = item.material["transparency_entries"]
+    if _TIMES in item.material:
+        given["timestampVerificationData"] = item.material[_TIMES]
+    signatures = [{"sig": _base64(item.signature)}]
+    enveloped = {"payload": _base64(item.statement), "payloadType": PAYLOAD_TYPE, "signatures": signatures}
+    return _json({"mediaType": _BUNDLE, "verificationMaterial": given, "dsseEnvelope": enveloped})
 
 
 def envelope(item: Attestation) -> bytes:

@@ -1,42 +1,60 @@
-"""Sign statements with the identity that a CI system gives its jobs, by sigstore: no key, and an entry in a public log.
+"""Sign statements with the identity that a CI system gives its jobs, by sigstore, and check such signatures.
 
-Not verified against the real service, which was not in reach; what it answers is taken over as PEP 740 asks.
+There is no key, but a certificate and an entry in a public log, which PEP 740 takes over. Not verified against the real
+service, which was not in reach: the tests have a certificate authority and logs of their own.
 """
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-import msgspec
+from build.errors import ClaimError, EnvironmentUnfitError, UsageError
+from build.wheelhouse import attestation
+from build.wheelhouse.attestation import Attestation
 
-from build.errors import EnvironmentUnfitError
-from build.wheelhouse.attestation import Attestation, Publisher
 
+def vouched(signed: Attestation, identity: str, issuer: str, root: Path | None) -> str:
+    """Check that an identity signed, by sigstore's certificates and logs, and return who it was, in words.
 
-def from_bundle(bundle: bytes | str) -> Attestation:
-    """Return the attestation in a bundle of sigstore (version 0.3), as PEP 740 takes it over.
+    Args:
+        root: file with the certificates and keys of sigstore; None: those that it serves now.
 
     Raises:
-        EnvironmentUnfitError: the bundle has another form.
+        ClaimError: it did not.
+        UsageError: the file has something else.
+        EnvironmentUnfitError: sigstore is not installed, or cannot be reached.
     """
     try:
-        found = msgspec.json.decode(bundle)
-        (signature,) = found["dsseEnvelope"]["signatures"]
-        statement = base64.b64decode(found["dsseEnvelope"]["payload"], validate=True)
-        signed = base64.b64decode(signature["sig"], validate=True)
-        given = found["verificationMaterial"]
-        material = {
-            "certificate": given["certificate"]["rawBytes"],
-            "transparency_entries": list(given["tlogEntries"]),
-        }
-    except (msgspec.DecodeError, LookupError, TypeError, ValueError) as error:
+        from sigstore.errors import Error, NetworkError, TUFError
+        from sigstore.models import Bundle, TrustedRoot
+        from sigstore.verify import Verifier, policy
+    except ModuleNotFoundError as error:
+        remedy = "`nox -s verify -- --identity …` and `ci/install` install it"
         raise EnvironmentUnfitError(
-            f"sigstore's answer has another form than this version of the project knows: {error!r}",
-            remedy="sign with a key: --key FILE",
+            f"a signature cannot be checked: {error.name} is not installed", remedy=remedy
         ) from None
-    return Attestation(statement, Publisher.SIGSTORE, signed, material=material)
+    try:
+        verifier = Verifier(trusted_root=TrustedRoot.from_file(str(root))) if root else Verifier.production()
+    except (TUFError, NetworkError) as error:
+        remedy = "name a copy of its trusted_root.json: --trusted-root FILE"
+        raise EnvironmentUnfitError(f"sigstore's certificates cannot be fetched: {error}", remedy=remedy) from None
+    except (Error, ValueError) as error:
+        raise UsageError(
+            f"{root} has no certificates of sigstore: {error}", remedy="name its trusted_root.json"
+        ) from None
+    try:
+        verifier.verify_dsse(
+            Bundle.from_json(attestation.bundle(signed)), policy.Identity(identity=identity, issuer=issuer)
+        )
+    except (Error, KeyError, TypeError, ValueError) as error:
+        raise ClaimError(
+            f"it is not signed by {identity}: {error}",
+            cause="another identity signed it, or statement or signature were changed",
+            remedy="do not use the wheel, or name the right --identity and --issuer",
+        ) from None
+    return f"by {identity}, for whom {issuer} vouched"
 
 
 @contextmanager
@@ -59,7 +77,7 @@ def signing() -> Iterator[Callable[[bytes], Attestation]]:
         if token is None:
             raise _unfit("no CI system offers an identity here")
         with SigningContext.from_trust_config(ClientTrustConfig.production()).signer(IdentityToken(token)) as signer:
-            yield lambda statement: from_bundle(signer.sign_dsse(Statement(statement)).to_json())
+            yield lambda made: attestation.decode(signer.sign_dsse(Statement(made)).to_json().encode(), "its answer")
     except Error as error:
         raise _unfit(str(error)) from None
 

@@ -14,6 +14,7 @@ from build.pages import render
 from build.wheelhouse import simple
 from build.wheelhouse.attestation import STATEMENT, SUFFIX
 from build.wheelhouse.model import Form, Wheel
+from build.wheelhouse.trust import METADATA
 from build.wheeltest import environments
 
 #: States of a wheel's proof: colour, symbol, word and meaning.
@@ -23,7 +24,7 @@ FAILED = ("failed", "✕", "failed", "its tests failed, or those of the wheel bu
 FOREIGN = ("none", "○", "no record", "not built here: only its own RECORD was checked")
 #: What the table shows of a yanked wheel instead of its state.
 YANKED = ("failed", "⊘", "yanked", "installed only where its version is pinned; the reason is with the wheel")
-FILES = (("METADATA", simple.METADATA), ("provenance", SUFFIX), ("statement", STATEMENT))
+FILES = (("METADATA", METADATA), ("provenance", SUFFIX), ("statement", STATEMENT))
 
 
 def page(wheels: Sequence[Wheel], signed_by: str, url: str) -> str:

@@ -138,7 +138,7 @@ def _place(source: Path, target: Path) -> None:
 def _documents(request: Request, wheels: Sequence[Wheel]) -> Iterator[tuple[str, bytes]]:
     """Yield path and content of everything but the wheels."""
     for item in wheels:
-        yield f"files/{item.name}{simple.METADATA}", item.contents.metadata
+        yield f"files/{item.name}{trust.METADATA}", item.contents.metadata
         yield from ((f"files/{item.name}{suffix}", data) for suffix, data in _provenance(item, request))
     yield from simple.files(wheels, request.url).items()
     if request.public:
@@ -158,6 +158,8 @@ def _provenance(item: Wheel, request: Request) -> Iterator[tuple[str, bytes]]:
     yield attestation.SUFFIX, attestation.encode(signed)
     if signed.publisher is Publisher.KEY:
         yield attestation.ENVELOPE, attestation.envelope(signed)
+    if signed.publisher is Publisher.SIGSTORE:
+        yield attestation.BUNDLE, attestation.bundle(signed)
 
 
 def _listed(item: Wheel) -> Listed:

@@ -16,8 +16,6 @@ from build.wheelhouse.model import Wheel
 
 #: Version of the protocol: 1.3 is that of PEP 740.
 API = "1.3"
-#: Behind the name of a wheel: its METADATA.
-METADATA = ".metadata"
 _HEAD = (
     '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
     f'<meta name="pypi:repository-version" content="{API}"><title>%s</title></head><body>\n<h1>%s</h1>\n'

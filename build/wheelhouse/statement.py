@@ -6,8 +6,8 @@ import msgspec
 
 from build.errors import ClaimError
 from build.record import Artifact, BuildRecord, Provenance
+from build.wheelhouse.intoto import TYPE, Resource
 
-TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"
 #: Of a wheel without a record of its build: that its signer publishes these bytes. It has no more to say.
 PUBLISHED = "urn:multiworld:published:1"
@@ -16,15 +16,6 @@ BUILD_TYPE = "urn:multiworld:overlay-build:1"
 #: Who built it where no CI system says so: nobody but the owner of the signing key vouches for it.
 BUILDER = "urn:multiworld:own-machine"
 _UPSTREAM = "git+https://github.com/pytorch/pytorch"
-
-
-class Resource(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A file, package or commit, with its digests."""
-
-    name: str
-    uri: str = ""
-    digest: dict[str, str] = {}
-    annotations: dict[str, str] = {}
 
 
 class Outer(msgspec.Struct, frozen=True):

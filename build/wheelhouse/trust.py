@@ -6,31 +6,33 @@ whoever serves it. The last serial number of each wheelhouse is kept in the user
 
 from __future__ import annotations
 
+import hashlib
 import os
-import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import msgspec
 import platformdirs
-from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.utils import parse_wheel_filename
 
 from build import seals
 from build.errors import ClaimError, UsageError
 from build.official.urls import shown
 from build.paths import atomic_write, locked
-from build.wheelhouse import attestation, statement
+from build.wheelhouse import attestation
 from build.wheelhouse.attestation import SUFFIX
-from build.wheelhouse.signing import PublicKey
-from build.wheelhouse.statement import Resource
+from build.wheelhouse.intoto import TYPE, Resource, Subjects
+from build.wheelhouse.signer import Signer
 
 #: The list of all wheels, for programs; it also tells a wheelhouse from other folders.
 LIST = "wheelhouse.json"
 NAME = LIST + SUFFIX
+#: Behind the name of a wheel: its METADATA.
+METADATA = ".metadata"
 PREDICATE = "urn:multiworld:wheelhouse:1"
 _REMEDY = "do not install from it; ask who publishes it"
 
@@ -57,31 +59,49 @@ class Index(msgspec.Struct, frozen=True, rename="camel"):
         return {name: digest for name, digest in names if name.endswith(".whl")}
 
     @property
+    def digests(self) -> dict[str, str]:
+        return {item.name: item.digest.get("sha256", "") for item in self.subject}
+
+    @property
     def projects(self) -> frozenset[str]:
         return frozenset(parse_wheel_filename(name)[0] for name in self.wheels)
 
-    def check_pins(self, requirements: str) -> None:
-        """Raise ClaimError if a project of the wheelhouse is pinned to a file that is not in it.
+    def check(self, place: str, signer: Signer, pinned: Mapping[str, Collection[str]]) -> None:
+        """Check what a resolver has chosen, as far as the wheelhouse has projects of these names.
 
         Args:
-            requirements: with hashes, as `uv pip compile --generate-hashes` writes them.
+            place: the address of the wheelhouse, or of its index.
+            signer: must have signed the provenance of each wheel, too.
+            pinned: the SHA-256 of the files of each project.
+
+        Raises:
+            ClaimError: a file comes from elsewhere, what the resolver has read is not as the list says, or the
+                provenance of a wheel is not the signer's.
         """
-        known = set(self.wheels.values())
-        for line in requirements.replace("\\\n", " ").splitlines():
-            name, hashes = re.match(r"[\w.-]+", line), re.findall(r"--hash=\w+:(\w+)", line)
-            if name and canonicalize_name(name[0]) in self.projects and not known.issuperset(hashes or [""]):
-                raise ClaimError(
-                    f"{line.split(' --hash')[0].strip()} would come from another index than the wheelhouse",
-                    cause=f"the wheelhouse serves {canonicalize_name(name[0])}, and does not have this file",
-                    remedy="name a version that the wheelhouse has",
-                )
+        known = {digest: name for name, digest in self.wheels.items()}
+        for project in sorted(self.projects & pinned.keys()):
+            for digest in pinned[project]:
+                if digest not in known:
+                    raise ClaimError(
+                        f"{project} would come from another index than the wheelhouse",
+                        cause=f"the wheelhouse serves {project}, and does not have the file with SHA-256 {digest}",
+                        remedy="name a version that the wheelhouse has",
+                    )
+                pages = [f"simple/{project}/index.{kind}" for kind in ("html", "json")]
+                self._check_wheel(place, signer, known[digest], pages)
 
-
-def uv_options(wheelhouse: str, others: Sequence[str]) -> list[str]:
-    """Return options of `uv pip`, by which what the wheelhouse serves comes from no other index."""
-    urls = [wheelhouse, *others]
-    more = [word for url in urls[:-1] for word in ("--index", url)]
-    return [*more, "--default-index", urls[-1], "--index-strategy", "first-index"]
+    def _check_wheel(self, place: str, signer: Signer, wheel: str, pages: Sequence[str]) -> None:
+        told = {
+            name: _fetched(place, name) for name in (*pages, *(f"files/{wheel}{end}" for end in (METADATA, SUFFIX)))
+        }
+        for name, data in told.items():
+            if hashlib.sha256(data).hexdigest() != self.digests.get(name):
+                raise ClaimError(f"{shown(place)}: {name} is not as its list says", remedy=_REMEDY)
+        signed = attestation.decode(told[f"files/{wheel}{SUFFIX}"], f"{wheel}{SUFFIX}")
+        signer.vouches(signed)
+        said = msgspec.json.decode(signed.statement, type=Subjects).subject
+        if [item.digest.get("sha256") for item in said] != [self.wheels[wheel]]:
+            raise ClaimError(f"{shown(place)}: {wheel}{SUFFIX} is about another wheel", remedy=_REMEDY)
 
 
 def life(days: int) -> Life:
@@ -100,30 +120,23 @@ def life(days: int) -> Life:
 def make(digests: Mapping[str, str], lives: Life) -> bytes:
     """Return the statement about files, by path below the wheelhouse or by address."""
     subject = tuple(Resource(name, digest={"sha256": digest}) for name, digest in sorted(digests.items()))
-    whole = Index(statement.TYPE, subject, PREDICATE, lives)
+    whole = Index(TYPE, subject, PREDICATE, lives)
     return msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n"
 
 
-def trusted(place: str, key: PublicKey | None) -> tuple[Index, str]:
+def trusted(place: str, signer: Signer) -> tuple[Index, str]:
     """Return the list of a wheelhouse, and who vouches for it.
 
     Args:
         place: its folder or address, also that of its index (`…/simple/`).
-        key: must have signed it; None: any key, or nobody.
+        signer: must have signed it.
 
     Raises:
-        ClaimError: it is not signed by that key, has expired, or is older than one that was seen there before.
+        ClaimError: it is not signed by the signer, has expired, or is older than one that was seen there before.
     """
-    from build.official import pip_session
-
-    if not place.startswith(("http://", "https://")):
-        place = Path(place).resolve().as_uri()
-    place = place.rstrip("/").removesuffix("/simple")
-    answer = pip_session.fetched(f"{place}/{NAME}")
-    if answer is None:
-        raise ClaimError(f"{shown(place)} has no {NAME}, so nobody vouches for its files", remedy=_REMEDY)
-    signed = attestation.decode(answer.content, NAME)
-    who = attestation.vouched(signed, key)
+    place = _root(place)
+    signed = attestation.decode(_fetched(place, NAME), NAME)
+    who = signer.vouches(signed)
     try:
         index = msgspec.json.decode(signed.statement, type=Index)
     except msgspec.DecodeError as error:
@@ -136,8 +149,24 @@ def trusted(place: str, key: PublicKey | None) -> tuple[Index, str]:
             cause="it was not published again in time, newer ones are kept back, or the clock here is wrong",
             remedy="have it published again, `nox -s wheelhouse`; do not install from it before",
         )
-    _remember(f"{key.keyid if key else 'any key'}: {shown(place)}", index.predicate.serial)
+    _remember(f"{signer.name or 'anybody'}: {shown(place)}", index.predicate.serial)
     return index, who
+
+
+def _root(place: str) -> str:
+    """Return the address of a wheelhouse; `place` may be a folder, or its index."""
+    if "://" not in place:
+        place = Path(place).resolve().as_uri()
+    return place.rstrip("/").removesuffix("/simple")
+
+
+def _fetched(place: str, name: str) -> bytes:
+    from build.official import pip_session
+
+    answer = pip_session.fetched(f"{_root(place)}/{quote(name)}")
+    if answer is None:
+        raise ClaimError(f"{shown(place)} has no {name}, so nobody vouches for its files", remedy=_REMEDY)
+    return bytes(answer.content)
 
 
 def _remember(name: str, serial: int) -> None:
@@ -165,7 +194,7 @@ def check_files(folder: Path, index: Index) -> int:
     Raises:
         ClaimError: a file is missing, is not listed, or has other content; each is named.
     """
-    want = {item.name: item.digest.get("sha256", "") for item in index.subject if ":" not in item.name}
+    want = {name: digest for name, digest in index.digests.items() if ":" not in name}
     there = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if not path.is_dir()}
     there.pop(NAME, None)
     wrong = [f"{name}: not listed" for name in there.keys() - want.keys()]

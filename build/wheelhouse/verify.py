@@ -18,7 +18,8 @@ from build.series.manifest import patches_of
 from build.series.model import PatchFile
 from build.wheelhouse import attestation, contents, gather, statement
 from build.wheelhouse.attestation import Attestation
-from build.wheelhouse.signing import PublicKey
+from build.wheelhouse.intoto import Resource
+from build.wheelhouse.signer import Signer
 from build.wheelhouse.statement import Definition, Statement
 from build.wheels import sbom
 from build.wheels.archive import check_archive, check_digests
@@ -31,14 +32,14 @@ class Subject:
 
     Attributes:
         signed: the statement as it was signed.
-        key: the public key that must have signed it; None: any, or none.
+        signer: must have signed it.
         patches: those of a user that it was made of; None: it is of the project's series.
     """
 
     path: Path
     signed: Attestation
     said: Statement
-    key: PublicKey | None
+    signer: Signer
     patches: tuple[PatchFile, ...] | None = None
 
     @property
@@ -76,7 +77,7 @@ class Subject:
         return str(contents.read(self.path).project)
 
 
-def subject(path: Path, provenance: Path | None, key: PublicKey | None) -> Subject:
+def subject(path: Path, provenance: Path | None, signer: Signer) -> Subject:
     """Read what is claimed about the wheel at `path`.
 
     Args:
@@ -92,7 +93,7 @@ def subject(path: Path, provenance: Path | None, key: PublicKey | None) -> Subje
     if provenance is not None and not place.is_file():
         raise UsageError(f"--provenance {place}: no such file", remedy="name the file that lies beside the wheel")
     signed = attestation.decode(place.read_bytes(), place.name) if place.is_file() else _of_build(path)
-    return Subject(path, signed, statement.decode(signed.statement, place.name), key)
+    return Subject(path, signed, statement.decode(signed.statement, place.name), signer)
 
 
 def _of_build(path: Path) -> Attestation:
@@ -121,12 +122,12 @@ def _text(value: object) -> str:
 
 
 def _signature(item: Subject) -> str:
-    return attestation.vouched(item.signed, item.key)
+    return item.signer.vouches(item.signed)
 
 
 def _copies(item: Subject) -> str:
     """What lies beside the wheel, and what the list of its wheelhouse says, is what was read."""
-    for suffix in (attestation.SUFFIX, attestation.STATEMENT, attestation.ENVELOPE):
+    for suffix in (attestation.SUFFIX, attestation.STATEMENT, attestation.ENVELOPE, attestation.BUNDLE):
         place = item.path.with_name(item.path.name + suffix)
         if not place.is_file():
             continue
@@ -137,7 +138,7 @@ def _copies(item: Subject) -> str:
 
 
 def _bytes(item: Subject) -> str:
-    (named,) = item.said.subject or (statement.Resource(""),)
+    (named,) = item.said.subject or (Resource(""),)
     _require(named.name, item.path.name)
     return _require(named.digest.get("sha256", ""), seals.sha256_of(item.path))
 

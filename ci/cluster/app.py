@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -19,12 +19,12 @@ import uv
 from build.console import console, err_console
 from build.errors import HostsError, PendingError, UsageError
 from build.paths import REPO
+from build.wheelhouse import signer
 from ci.cluster.lock import Request
 from ci.cluster.results import Outcome, Result, clean, problems, results, table
 
 ANSIBLE = REPO / "ci" / "ansible"
 _PLAYBOOK = [sys.executable, "-m", "ansible", "playbook"]
-_RESOLVE = ["env", f"PYTHONPATH={REPO}", sys.executable, "-m", "ci.cluster.lock"]
 #: Seconds that Ansible has to end after Ctrl-C.
 _GRACE = 10.0
 
@@ -37,7 +37,10 @@ def install(
     lock: Annotated[Path | None, typer.Option(help="a pylock.toml instead of SPECS")] = None,
     index: Annotated[list[str] | None, typer.Option(help="URL of a package index, the wheelhouse first")] = None,
     wheels: Annotated[Path | None, typer.Option(help="folder of wheels, which are sent to the hosts")] = None,
-    key: Annotated[Path | None, typer.Option(help="public key that must have signed the wheelhouse")] = None,
+    key: signer.Key = None,
+    identity: signer.Identity = "",
+    issuer: signer.Issuer = signer.ISSUER,
+    trusted_root: signer.TrustedRoot = None,
     prefix: Annotated[str | None, typer.Option(help="folder on the hosts; ~/multiworld")] = None,
     drain: Annotated[str, typer.Option(help="shell command here before a host's switch, undone by --undrain")] = "",
     undrain: Annotated[str, typer.Option(help="shell command here after a host's switch, failed or not")] = "",
@@ -49,31 +52,32 @@ def install(
     keep: Annotated[int, typer.Option(min=0, help="releases that stay beside the one in use")] = 2,
     serial: Annotated[str, typer.Option(help="hosts, or percent of them, that are finished before the next")] = "100%",
     max_fail: Annotated[int, typer.Option(min=0, max=100, help="percent of failed hosts that ends the rest")] = 100,
-    parallel: Annotated[int, typer.Option(min=1, help="hosts at once")] = 64,
-    timeout: Annotated[int | None, typer.Option(min=1, help="seconds for each command on a host; 1800")] = None,
-    ssh_config: Annotated[Path | None, typer.Option(help="configuration for ssh, as ssh -F")] = None,
-    ansible: Annotated[str, typer.Option(help="more options of ansible-playbook, e.g. '--become -v'")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of a table")] = False,
 ) -> None:
     """Install a release on many hosts with Ansible, each file checked against its hash.
 
-    A host needs sshd and Python. Exit status: 0 all hosts are as wanted; 25 some are not; 26 --check found hosts that
-    would change; 2 the command line is wrong.
+    More options of ansible-playbook follow --, e.g. -- --become --forks 8. A host needs sshd and Python.
+    Exit status: 0 all hosts are as wanted; 25 some are not; 26 --check found hosts that would change; 2 the command
+    line is wrong.
     """
-    if bool(specs) + bool(lock) + bool(roll_back) + status != 1:
+    words = list(specs or ())
+    names = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
+    if bool(names) + bool(lock) + bool(roll_back) + status != 1:
         raise UsageError("name one of these: what to install, --lock, --roll-back or --status")
-    asked = Request(tuple(specs or ()), tuple(index or ()), _path(wheels), _path(key))
-    wanted = {"name": asked.named(), "resolve": [*_RESOLVE, msgspec.json.encode(asked).decode()]} if specs else {}
-    wanted |= {"name": lock.stem, "lock": _path(lock)} if lock else {}
-    rules = {"prefix": prefix, "timeout": timeout, "keep": keep, "again": again, "serial": serial, "max_fail": max_fail}
-    rules |= {"status": status, "roll_back": roll_back, "drain": drain, "undrain": undrain, "after": after}
-    words = [*_hosts(hosts, inventory or [], limit), *["--check"] * check, f"--forks={parallel}", *shlex.split(ansible)]
-    if ssh_config:
-        words.append(f"--ssh-common-args=-F {shlex.quote(str(ssh_config.resolve()))}")
-    done = Outcome.LOOKED if status else Outcome.ROLLED_BACK if roll_back else Outcome.INSTALLED
+    believed = signer.named(key, identity, issuer, trusted_root)
+    asked = Request(tuple(names), tuple(index or ()), str(wheels.resolve()) if wheels else "", believed)
+    wanted: dict[str, object] = {"name": asked.named(), "request": msgspec.json.encode(asked).decode()} if names else {}
+    wanted |= {"name": lock.stem, "lock": str(lock.resolve())} if lock else {}
+    wanted |= {"prefix": prefix, "keep": keep, "again": again, "serial": serial, "max_fail": max_fail, "after": after}
+    wanted |= {"status": status, "roll_back": roll_back, "drain": drain, "undrain": undrain}
+    sources = [f"{hosts},"] * bool(hosts) + [*map(str, inventory or ())]
+    if not sources:
+        raise UsageError("name the hosts: --hosts LIST or --inventory FILE")
+    more = [*(f"--inventory={source}" for source in sources), *[f"--limit={limit}"] * bool(limit), *["--check"] * check]
     with tempfile.TemporaryDirectory(prefix="install-") as folder:
-        ended, said = _ansible(words, {**rules, **wanted, "uv": uv.find_uv_bin(), "locks": folder}, Path(folder))
-        found = results(Path(folder, "results").read_bytes().splitlines(), done, dry=check)
+        variables = {**wanted, "uv": uv.find_uv_bin(), "locks": folder}
+        ended, said = _ansible([*more, *words[len(names) :]], variables, Path(folder))
+        found = results(Path(folder, "results").read_bytes().splitlines())
     if as_json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode({"hosts": found})).decode() + "\n")
     elif found:
@@ -81,17 +85,6 @@ def install(
     if not ended:
         raise KeyboardInterrupt
     _judge(found, said)
-
-
-def _path(path: Path | None) -> str:
-    return str(path.resolve()) if path else ""
-
-
-def _hosts(listed: str, inventories: Sequence[Path], limit: str) -> list[str]:
-    if not (listed or inventories):
-        raise UsageError("name the hosts: --hosts LIST or --inventory FILE")
-    sources = [f"{listed},"] * bool(listed) + [*map(str, inventories)]
-    return [*(f"--inventory={source}" for source in sources), *[f"--limit={limit}"] * bool(limit)]
 
 
 def _ansible(words: Sequence[str], variables: dict[str, object], folder: Path) -> tuple[bool, str]:

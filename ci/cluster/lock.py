@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -14,13 +14,15 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from build.bootstrap import uv_settings
-from build.cli import guarded, only
-from build.errors import ClaimError, EnvironmentUnfitError, UsageError
+from build.errors import EnvironmentUnfitError, UsageError
 from build.process import run
-from build.wheelhouse import signing, trust
+from build.wheelhouse import trust
+from build.wheelhouse.signer import Signer
 
 #: The versions of glibc for which uv knows a platform.
 _GLIBC = (17, 28, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40)
+#: The variables by which uv would ask other places, too.
+_PLACES = ("UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_NO_CONFIG")
 _KIND = re.compile(r"3\.\d{1,2} \w{1,20} 2\.(\d{1,2})")
 
 
@@ -29,15 +31,15 @@ class Request(msgspec.Struct, frozen=True):
 
     Attributes:
         specs: requirements, e.g. `torch==2.6.0+cu124.mw5`.
-        indexes: package indexes; a name that one has is never taken from a later one. The first is the wheelhouse.
-        wheels: a folder of wheels, which are sent to the hosts.
-        key: the public key that must have signed the list of the wheelhouse.
+        wheels: a folder of wheels, which are sent to the hosts; empty for none.
+        indexes: package indexes, the wheelhouse first.
+        signer: must have signed the list of the wheelhouse.
     """
 
     specs: tuple[str, ...] = ()
     indexes: tuple[str, ...] = ()
     wheels: str = ""
-    key: str = ""
+    signer: Signer = Signer()
 
     def named(self) -> str:
         """Return `NAME-VERSION` of the first requirement.
@@ -53,48 +55,37 @@ class Request(msgspec.Struct, frozen=True):
             ) from None
         if self.wheels and not any(Path(self.wheels).glob("*.whl")):
             raise UsageError(f"{self.wheels} has no wheels", remedy="name the folder that holds the *.whl files")
-        if self.key:
+        if self.signer.name:
             self.trusted()
         pinned = [item.version for item in first.specifier if item.operator == "=="]
         return "-".join([canonicalize_name(first.name), *pinned])
 
     def trusted(self) -> trust.Index:
-        """Return the list of the wheelhouse; the key must have signed it, and it must be fresh."""
+        """Return the list of the wheelhouse; the signer must have signed it, and it must be fresh."""
         if not self.indexes:
-            raise UsageError("--key is for a wheelhouse", remedy="name it as the first --index URL")
-        return trust.trusted(self.indexes[0], signing.public_key(Path(self.key)))[0]
+            raise UsageError("a signer is that of a wheelhouse", remedy="name the wheelhouse as the first --index URL")
+        return trust.trusted(self.indexes[0], self.signer)[0]
 
-    def sources(self) -> list[str]:
-        """Return uv's options for where wheels come from."""
-        folder = ["--find-links", self.wheels] if self.wheels else []
-        if not self.indexes:
-            return [*folder, "--no-index"] if self.wheels else []
-        return [*folder, *trust.uv_options(self.indexes[0], self.indexes[1:])]
+    def config(self) -> dict[str, Any]:
+        """Return uv's configuration, by which a name that one place has is never taken from a later one."""
+        folder = [{"url": Path(self.wheels).as_uri(), "format": "flat"}] if self.wheels else []
+        places: list[dict[str, Any]] = [*folder, *({"url": url} for url in self.indexes)]
+        places = [*places[:-1], {**places[-1], "default": True}] if places else []
+        return {"index": places, "index-strategy": "first-index"} if places else {}
 
 
-def lock(request: str, python: str, machine: str, glibc: str, file: Path) -> None:
-    """Write the lock for hosts of a kind; a file of this machine is named by its path, and sent."""
+def lock(request: bytes, python: str, machine: str, glibc: str) -> str:
+    """Return the lock for hosts of a kind; a file of this machine is named by its path, and sent."""
     asked = msgspec.json.decode(request, type=Request)
     text = _compiled(asked, python, machine, glibc)
-    own = {canonicalize_name(path.name.split("-")[0]) for path in Path(asked.wheels).glob("*.whl") if asked.wheels}
-    packages = msgspec.toml.decode(text)["packages"]
-    for package in packages:
-        if package["name"] in own and not all(item["url"].startswith("file:") for item in package.get("wheels", ())):
-            cause = "the index has a version that is newer, or fits better"
-            raise ClaimError(
-                f"{package['name']} would not come from {asked.wheels}", cause=cause, remedy="name its version"
-            )
-    if asked.key:
-        asked.trusted().check_pins("\n".join(map(_pin, packages)))
-    file.write_text(
-        re.sub(r'url = "file://([^"]+)"', lambda found: f'path = "{unquote(found[1])}"', text), encoding="utf-8"
-    )
+    if asked.signer.name:
+        pinned = {item["name"]: _digests(item) for item in msgspec.toml.decode(text)["packages"]}
+        asked.trusted().check(asked.indexes[0], asked.signer, pinned)
+    return re.sub(r'url = "file://([^"]+)"', lambda found: f'path = "{unquote(found[1])}"', text)
 
 
-def _pin(package: dict[str, Any]) -> str:
-    """Return a package of a lock as a requirement with hashes."""
-    files = package.get("wheels") or [package["archive"]]
-    return " ".join([package["name"], *(f"--hash=sha256:{item['hashes']['sha256']}" for item in files)])
+def _digests(package: dict[str, Any]) -> list[str]:
+    return [item["hashes"]["sha256"] for item in package.get("wheels") or [package["archive"]]]
 
 
 def _compiled(asked: Request, python: str, machine: str, glibc: str) -> str:
@@ -104,9 +95,11 @@ def _compiled(asked: Request, python: str, machine: str, glibc: str) -> str:
         raise UsageError(f"torch is not for this host: {found}", remedy="name another Python, or upgrade the host")
     platform = f"{machine}-manylinux_2_{max(known for known in _GLIBC if known <= int(kind[1]))}"
     options = ["--quiet", "--format", "pylock.toml", "--no-header", "--no-annotate", "--only-binary", ":all:"]
-    options += ["--python-version", python, "--python-platform", platform, "--no-python-downloads", *asked.sources()]
-    env = {} if asked.indexes or asked.wheels else uv_settings()
-    done = run([uv.find_uv_bin(), "pip", "compile", "-", *options], stdin="\n".join(asked.specs).encode(), env=env)
+    options += ["--python-version", python, "--python-platform", platform, "--no-python-downloads"]
+    with tempfile.NamedTemporaryFile(suffix=".toml") as file:
+        Path(file.name).write_bytes(msgspec.toml.encode(asked.config()))
+        own = {"env": {"UV_CONFIG_FILE": file.name}, "without": _PLACES} if asked.config() else {"env": uv_settings()}
+        done = run([uv.find_uv_bin(), "pip", "compile", "-", *options], stdin="\n".join(asked.specs).encode(), **own)
     if done.returncode:
         raise EnvironmentUnfitError(
             f"{', '.join(asked.specs)} cannot be had for Python {python} on {platform}",
@@ -114,7 +107,3 @@ def _compiled(asked: Request, python: str, machine: str, glibc: str) -> str:
             remedy="check name and version, and what --index and --wheels offer",
         )
     return done.stdout.decode()
-
-
-if __name__ == "__main__":
-    sys.exit(guarded(only(lock)))

@@ -18,13 +18,11 @@ import torch.distributed as dist
 
 from multiworld.cli.nccl_checks import Check, Verdict, judged, nccl_checks
 from multiworld.engine import library
-from multiworld.errors import BrokenWorldException
-from multiworld.liveness.pulse import native_loop
+from multiworld.errors import BackendUnavailable, BrokenWorldException
 from multiworld.transport.network_settings import SAME_HOST, network_settings
 from multiworld.version import VERSION
 from multiworld.worlds.multi_world import MultiWorld
 
-_COMPILE = "install a C++ compiler, then multiworld again; in a source tree, run `python hatch_build.py`"
 _FEW_DESCRIPTORS = 4096
 _TRIAL_SECONDS = 20.0
 
@@ -32,7 +30,7 @@ _TRIAL_SECONDS = 20.0
 def examine() -> list[Check]:
     """Look at everything; a check that fails in an unexpected way is a failed check, not a traceback."""
     installation = _versions, _torch, _gloo, _loopback, _own_name, _descriptors, _own_sockets
-    return [*map(_looked, (*installation, _heartbeat, _engine, _trial, _same_host)), *_nccl()]
+    return [*map(_looked, (*installation, _engine, _trial, _same_host)), *_nccl()]
 
 
 def _nccl() -> list[Check]:
@@ -97,23 +95,14 @@ def _own_sockets() -> Check:
     return judged("/proc", seen, "our sockets can be seen" if seen else target, "mount /proc")
 
 
-def _heartbeat() -> Check:
-    if native_loop() is not None:
-        return Check("heartbeat", Verdict.OK, "compiled code answers, even while a thread holds the GIL")
-    return Check(
-        "heartbeat",
-        Verdict.NOTE,
-        "Python answers: a process whose GIL is held for longer than lost_after is lost for its peers",
-        _COMPILE,
-    )
-
-
 def _engine() -> Check:
-    if library.compiled() is not None:
-        return Check("engine", Verdict.OK, "compiled code moves the data of worlds on Gloo")
-    if library.choice() == "python":
-        return Check("engine", Verdict.OK, f"Python moves the data, as {library.CHOICE} says")
-    return Check("engine", Verdict.NOTE, "Python moves the data: small messages take about twice as long", _COMPILE)
+    try:
+        compiled = library.compiled() is not None
+    except BackendUnavailable as missing:
+        return Check("engine", Verdict.FAIL, missing.what, missing.remedy)
+    heartbeats = "compiled code answers heartbeats, even while a thread holds the GIL"
+    mover = "and moves the data of worlds on Gloo" if compiled else f"Python moves the data, as {library.CHOICE} says"
+    return Check("engine", Verdict.OK, f"{heartbeats}, {mover}")
 
 
 def _same_host() -> Check:

@@ -35,6 +35,7 @@ class Completer:
         self._ours: list[WorldWork] = []
         self._guard = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._ident = 0
         self._sleeps = True
 
     @classmethod
@@ -53,14 +54,14 @@ class Completer:
         """See ``work`` through, whose ``driving`` the caller has acquired; now, if called by one of its callbacks."""
         for call in work.calls:
             call.set_deadline()
-        if threading.current_thread() is self._thread:
+        if threading.get_ident() == self._ident:
             work.drive()
         else:
             self._tell(work)
 
     def drives(self, work: WorldWork) -> bool:
         """Drive ``work`` to its end if this is the thread of the completer, and it is one of its own."""
-        if threading.current_thread() is not self._thread or work not in self._ours:
+        if threading.get_ident() != self._ident or work not in self._ours:
             return False
         self._ours.remove(work)
         work.drive()
@@ -74,6 +75,7 @@ class Completer:
                 self._thread.start()
 
     def _run(self) -> None:
+        self._ident = threading.get_ident()
         while True:
             self._hear(wait=not self._ours)
             if self._ours:
@@ -121,5 +123,5 @@ class Completer:
         with self._guard:
             if self._ours or self._noted or not self._news.empty():
                 return False
-            self._thread = None
+            self._thread, self._ident = None, 0
             return True

@@ -224,16 +224,11 @@ class WorldProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is no
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> WorldWork | None:
         """See ``torch.distributed.all_reduce``; ``opts`` are options, or the reduction."""
-        return self._all_reduce("all_reduce", _list(tensors), opts, timeout)
+        targets, layout, op = _list(tensors), Layout(), _reduction(opts)
+        calls = [(collectives.all_reduce, layout.target(tensor), op) for tensor in targets]
+        return self._begin("all_reduce", calls, targets, layout, opts, timeout)
 
-    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> WorldWork | None:
-        """Reduce several tensors."""
-        return self._all_reduce("all_reduce", tensors, opts)
-
-    def _all_reduce(self, name: str, tensors: Tensors, opts: Any, timeout: timedelta | None = None) -> WorldWork | None:
-        layout, op = Layout(), _reduction(opts)
-        calls = [(collectives.all_reduce, layout.target(tensor), op) for tensor in tensors]
-        return self._begin(name, calls, list(tensors), layout, opts, timeout)
+    allreduce_coalesced = allreduce
 
     def reduce(
         self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None

@@ -132,8 +132,9 @@ class WorldWork(dist.Work):  # type: ignore[misc]  # torch is not followed by th
 
     def complete(self) -> None:
         """Complete the future of a work that is over, if one was asked for; its callbacks run here."""
-        with contextlib.suppress(IndexError):
-            self._base.pop().set_result(None)
+        if self._base:
+            with contextlib.suppress(IndexError):  # another thread has done it just now
+                self._base.pop().set_result(None)
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Return the future of its tensors, which raises the typed error.

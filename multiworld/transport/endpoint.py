@@ -16,6 +16,7 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeAlias
 
 from multiworld.config import NetworkSettings, printed
@@ -90,7 +91,7 @@ class Endpoint:
         hub.on_close(self.close)
         for listener in self._listeners:
             listener.setblocking(False)
-            hub.call(lambda listener=listener: self._watch(listener))
+            hub.call(partial(self._watch, listener))
 
     def expect(self, world: str, generation: int, incarnation: str, answerer: Answerer) -> None:
         """Let ``answerer`` answer visitors of this world, generation and incarnation, in the hub's thread.

@@ -3,14 +3,13 @@
 // Tensors are looked at as Python's own checks do; nothing of libtorch is used. What is not plain - of a kind that these
 // checks have seen to be plain, contiguous, of a dtype that has a code, in a storage that is there - is Python's to refuse or
 // to prepare. The lock of the interpreter is given up for all that may take time.
-#include <cerrno>
 #include <ctime>
 #include <map>
-#include <stdexcept>
-#include <system_error>
 
+#include "bind/binding.h"
+#include "bind/launch.h"
+#include "heartbeats.h"
 #include "mover/engine.h"
-#include "stable_abi.h"
 
 using namespace multiworld;
 
@@ -26,11 +25,6 @@ struct EngineObject {
   Engine* engine;
 };
 
-PyObject* none() {
-  Py_IncRef(&_Py_NoneStruct);
-  return &_Py_NoneStruct;
-}
-
 // The type of an object, borrowed of it.
 PyObject* type_of(PyObject* object) {
   return reinterpret_cast<PyObject*>(reinterpret_cast<ObjectHead*>(object)->type);
@@ -43,40 +37,6 @@ Engine* engine_of(PyObject* self) {
   PyErr_Format(PyExc_RuntimeError, "used in a forked child of the process that joined");
   return nullptr;
 }
-
-// Without the interpreter's lock.
-template <class F>
-auto unlocked(F function) {
-  PyThreadState* state = PyEval_SaveThread();
-  struct Restore {
-    PyThreadState* state;
-    // When the interpreter ends, CPython before 3.14 unwinds the stack of a thread that comes back here, to end it.
-    ~Restore() noexcept(false) { PyEval_RestoreThread(state); }
-  } restore{state};
-  return function();
-}
-
-bool count_is(Py_ssize_t count, Py_ssize_t wanted) {
-  if (count != wanted) PyErr_Format(PyExc_TypeError, "%zd arguments, %zd expected", count, wanted);
-  return count == wanted;
-}
-
-uint64_t number(PyObject* object) { return PyLong_AsUnsignedLongLong(object); }
-
-// A reference of our own.
-class Ref {
- public:
-  explicit Ref(PyObject* object) : object_(object) {}
-  ~Ref() { Py_DecRef(object_); }
-  Ref(const Ref&) = delete;
-  PyObject* get() const { return object_; }
-  explicit operator bool() const { return object_; }
-  bool is_true() const { return object_ == &_Py_TrueStruct; }
-  uint64_t number() const { return object_ ? PyLong_AsUnsignedLongLong(object_) : 0; }
-
- private:
-  PyObject* object_;
-};
 
 PyObject* call(PyObject* object, Name method) { return PyObject_CallMethodObjArgs(object, names[method], nullptr); }
 
@@ -162,6 +122,15 @@ PyObject* setup(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return none();
 }
 
+// answer_heartbeats(epoll, stop, ended): answer pings until `stop` is readable; descriptors, see `heartbeats.h`.
+PyObject* heartbeats(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (!count_is(count, 3)) return nullptr;
+  int epoll = int(PyLong_AsLong(args[0])), stop = int(PyLong_AsLong(args[1])), ended = int(PyLong_AsLong(args[2]));
+  if (PyErr_Occurred()) return nullptr;
+  unlocked([&] { answer_heartbeats(epoll, stop, ended); });
+  return none();
+}
+
 // start_tensor(receives, peer, key, tensor): the number of the operation; None if the tensor is not plain.
 PyObject* start_tensor(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   Engine* engine = engine_of(self);
@@ -229,14 +198,6 @@ PyObject* start(PyObject* self, PyObject* said) {
   Message message;
   if (!engine || !message_of(said, message)) return nullptr;
   return PyLong_FromUnsignedLongLong(unlocked([&] { return engine->start(message); }));
-}
-
-PyObject* list_of(const std::vector<uint64_t>& numbers) {
-  PyObject* list = PyList_New(Py_ssize_t(numbers.size()));
-  for (size_t i = 0; list && i < numbers.size(); i++) {
-    PyList_SetItem(list, Py_ssize_t(i), PyLong_FromUnsignedLongLong(numbers[i]));
-  }
-  return list;
 }
 
 // start_all([(...), ...]): the numbers of the operations; what goes to one peer goes out together.
@@ -568,30 +529,6 @@ void engine_free(PyObject* self) {
   Py_DecRef(type);
 }
 
-// A function whose C++ exceptions become Python's.
-template <auto function>
-struct Guarded;
-template <class... Args, PyObject* (*function)(Args...)>
-struct Guarded<function> {
-  static PyObject* call(Args... args) {
-    try {
-      return function(args...);
-    } catch (const std::bad_alloc&) {
-      return PyErr_NoMemory();
-    } catch (const std::system_error& error) {
-      errno = error.code().value();
-      return PyErr_SetFromErrno(PyExc_OSError);
-    } catch (const std::out_of_range&) {
-      return PyErr_Format(PyExc_ValueError, "there is no such peer");
-    } catch (const std::exception& error) {
-      return PyErr_Format(PyExc_RuntimeError, "%s", error.what());
-    }
-  }
-};
-
-#define FAST(name, function) \
-  {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&Guarded<function>::call)), METH_FASTCALL, nullptr}
-#define PLAIN(name, function, flags) {name, &Guarded<function>::call, flags, nullptr}
 PyMethodDef engine_methods[] = {
     FAST("start_tensor", start_tensor),
     FAST("exchange", exchange),
@@ -639,7 +576,11 @@ PyType_Slot engine_slots[] = {
 PyType_Spec engine_spec = {"multiworld._engine.Engine", sizeof(EngineObject), 0, 0, engine_slots};
 
 PyMethodDef functions[] = {
-    FAST("setup", setup), PLAIN("shared_memory_error", shared_memory_error, METH_NOARGS), {}};
+    FAST("setup", setup),
+    FAST("answer_heartbeats", heartbeats),
+    PLAIN("shared_memory_error", shared_memory_error, METH_NOARGS),
+    {},
+};
 PyModuleDef module = {
     {{1, nullptr}, nullptr, 0, nullptr}, "multiworld._engine", nullptr, -1, functions, nullptr, nullptr, nullptr, nullptr,
 };
@@ -649,6 +590,6 @@ PyModuleDef module = {
 extern "C" __attribute__((visibility("default"))) PyObject* PyInit__engine() {
   PyObject* made = PyModule_Create2(&module, abi_version);
   PyObject* type = made ? PyType_FromSpec(&engine_spec) : nullptr;
-  if (!type || PyModule_AddObject(made, "Engine", type) < 0) return nullptr;
+  if (!type || PyModule_AddObject(made, "Engine", type) < 0 || !add_launcher(made)) return nullptr;
   return made;
 }

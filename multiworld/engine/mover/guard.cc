@@ -19,9 +19,9 @@ namespace {
 
 // Who waits, or comes to wait within this time, moves the data itself.
 constexpr int patience_ms = 20;
-constexpr int none = -1, beginning = -2;
+constexpr int no_bell = -1, beginning = -2;
 
-std::atomic<int> bell{none};
+std::atomic<int> bell{no_bell};
 
 [[noreturn]] void guard(int bell) {
   pthread_setname_np(pthread_self(), "mw-guard");
@@ -35,10 +35,10 @@ std::atomic<int> bell{none};
   }
 }
 
-// Its bell; none if there is no thread or descriptor to be had: then it is tried again, and whoever waits pays meanwhile.
+// Its bell; no_bell if there is no thread or descriptor to be had: then it is tried again, and whoever waits pays meanwhile.
 int begun() {
   int made = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (made < 0) return none;
+  if (made < 0) return no_bell;
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -46,7 +46,7 @@ int begun() {
     std::thread(guard, made).detach();
   } catch (const std::system_error&) {
     close(made);
-    made = none;
+    made = no_bell;
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   return made;
@@ -55,7 +55,7 @@ int begun() {
 }  // namespace
 
 void Guard::look() {
-  int there = none;
+  int there = no_bell;
   if (bell.compare_exchange_strong(there, beginning)) {
     bell = begun();  // it looks as it begins
   } else if (there >= 0) {
@@ -66,7 +66,7 @@ void Guard::look() {
 
 void Guard::after_fork_in_child() {
   if (bell >= 0) close(bell);
-  bell = none;
+  bell = no_bell;
 }
 
 }  // namespace multiworld

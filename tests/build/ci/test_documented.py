@@ -27,6 +27,7 @@ NOT_RUN = {
     "git clone <this repository> …": "every workflow begins with it",
     "nox -s wheelhouse -- --mirror": "downloads 3 GB: tests/build/wheelhouse/test_mirror.py makes a small one",
     "nox -s wheelhouse -- --sigstore": "needs the identity of a job that may sign",
+    "nox -s verify -- dist/wheelhouse --identity …": "the job that signs names itself",
     "nox -s build-2.6.0 -- --full …": "needs the CUDA toolkit and hours; --plan runs",
     "nox -s regenerate-patch -- …": "needs a person or the trees of a user: tests/build/porting makes both",
     "python -m multiworld.switchml …": "needs the client library of SwitchML",

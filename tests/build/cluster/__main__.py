@@ -31,7 +31,7 @@ def main(count: int) -> int:
 
             def seconds(version: str, hosts: str) -> float:
                 began = time.monotonic()
-                wanted = (f"torch-multiworld=={version}", site.source, f"--hosts={hosts}", "--ssh-config", made.config)
+                wanted = (f"torch-multiworld=={version}", site.source, f"--hosts={hosts}", *made.ssh)
                 status, _, said = site.run(*wanted)
                 assert status == 0, said
                 return time.monotonic() - began

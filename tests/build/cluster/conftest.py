@@ -44,7 +44,7 @@ class Site:
         return self.top / f"{name}-prefix"
 
     def start(self, *arguments: str | Path, without: str = "") -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "ci.cluster", *arguments, "--json"]
+        command = [sys.executable, "-m", "ci.cluster", "--json", *arguments]
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         own = {"PYTHONPATH": str(REPO), "UV_CACHE_DIR": str(self.top / "uv"), "UV_OFFLINE": "0", "PATH": path}
         env = {name: value for name, value in {**clean(), **own}.items() if name != without}

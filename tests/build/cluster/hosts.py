@@ -149,6 +149,11 @@ class Cluster:
     def config(self) -> Path:
         return self.top / "ssh_config"
 
+    @property
+    def ssh(self) -> tuple[str, str]:
+        """The end of a command line of `ci/install` that reaches them."""
+        return "--", f"--ssh-common-args=-F {self.config}"
+
     def add(self, name: str, *, known: bool = True) -> Host:
         folder = self.top / name
         for part in (folder / "home", folder / "tmp"):

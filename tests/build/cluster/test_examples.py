@@ -39,7 +39,7 @@ def test_the_slurm_script_installs_on_the_nodes_of_its_job(fleet: Cluster, tmp_p
     copy = tmp_path / "slurm_script"
     copy.write_bytes(SCRIPT.read_bytes())
     job = {"SLURM_SUBMIT_DIR": str(tmp_path / "checkout"), "SLURM_JOB_NODELIST": "node[01-02]", "PYTHONPATH": str(REPO)}
-    command = ["bash", str(copy), "--status", "--ssh-config", str(fleet.config)]
+    command = ["bash", str(copy), "--status", *fleet.ssh]
     done = subprocess.run(command, env=clean() | job, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("│")] == ["node01", "node02"]

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from build.paths import REPO
 from ci.cluster.app import install
 from tests.build.cluster.conftest import Site
 from tests.build.cluster.hosts import Cluster, offer, offer_named
+from tests.build.cluster.test_module import foreign
 from tests.build.small_disk import small_disk
 from tests.build.wheels.little_wheel import call, clean
 
@@ -43,8 +45,8 @@ def test_from_nothing_to_a_new_version_and_back(site: Site) -> None:
     assert not site.prefix("one").exists()
     status, hosts, said = site.run("torch-multiworld==1.0", "big", site.source, *inventory)
     assert (status, outcomes(hosts), version(current)) == (0, {"one": "installed"}, "1.0"), said
-    assert hosts["one"]["last"]["doctor"] == {"ok": ["versions: multiworld 1.0"]}
-    first, asked = hosts["one"]["last"]["release"], len(site.index.requests)
+    assert hosts["one"]["facts"]["doctor"] == [{"name": "versions", "verdict": "ok", "found": "multiworld 1.0"}]
+    first, asked = hosts["one"]["facts"]["release"], len(site.index.requests)
     log = site.top / "log"
     with other_index(site, "9.0") as other:
         drains = f"--drain=echo drain {{{{ inventory_hostname }}}} >> {log}", f"--undrain=echo undrain >> {log}"
@@ -61,7 +63,7 @@ def test_from_nothing_to_a_new_version_and_back(site: Site) -> None:
     assert log.read_text().split() == ["drain", "one", "undrain"]
     status, hosts, said = site.run("--roll-back", first[:-4], *inventory)
     assert (status, outcomes(hosts), version(current)) == (0, {"one": "rolled back"}, "1.0"), said
-    assert hosts["one"]["last"]["kept"][0] == first
+    assert hosts["one"]["facts"]["kept"][0] == first
 
 
 @contextlib.contextmanager
@@ -71,6 +73,34 @@ def other_index(site: Site, version: str) -> Iterator[str]:
     with serving(Index()) as index:
         offer(index, version, site.top)
         yield index.url
+
+
+def _python_of_nobody() -> str:
+    """Return a Python that the user nobody can run; skip where there is none, or where root does not run the tests."""
+    for python in ("/usr/bin/python3", "/usr/local/bin/python3", sys.executable):
+        command = ["su", "-s", "/bin/sh", "nobody", "-c", f"{python} -c 'import venv'"]
+        if os.geteuid() == 0 and not subprocess.run(command, capture_output=True, check=False, timeout=60).returncode:
+            return python
+    pytest.skip("no Python of this machine can be run as nobody by these tests: --become was not tested")
+
+
+def test_another_user_and_one_host_after_the_other(site: Site) -> None:
+    """Ansible's own: privilege, `serial`, and an end when enough have failed; what was not begun is told, too."""
+    python = _python_of_nobody()
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        open_to_all = Site(Path(folder), site.index)
+        open_to_all.top.chmod(0o777)
+        foreign(open_to_all.prefix("three"))
+        inventory = open_to_all.local("one", "two", "three", "four", "five", ansible_python_interpreter=python)
+        hooks = (f"--drain=echo {{{{ inventory_hostname }}}} >> {folder}/log", "--serial=2", "--max-fail=40")
+        become = ("--become", "--become-method=su", "--become-user=nobody", "-e", "ansible_become_flags='-s /bin/sh'")
+        wanted = ("torch-multiworld==1.0", site.source, "--inventory", inventory, *hooks)
+        status, hosts, said = open_to_all.run(*wanted, "--", *become, without="HOME")
+        ends = ["installed", "installed", "failed", "not finished", "not finished"]
+        assert (status, [host["outcome"] for host in hosts.values()]) == (25, ends), said
+        assert {path.owner() for path in open_to_all.prefix("one").glob("releases/*")} == {"nobody"}
+        assert sorted(Path(folder, "log").read_text().split()) == ["one", "two"]
+        assert not open_to_all.prefix("five").exists()
 
 
 @pytest.mark.nightly("the other rows install through the role, too; test_module has locks with paths")
@@ -102,7 +132,16 @@ def test_wheels_of_a_folder_are_sent_and_the_role_works_by_itself(site: Site) ->
     assert not any(path.endswith(".whl") for _, path, _ in site.index.requests)
 
 
-#: Interpreters of hosts that are not what they seem, with what is said of each.
+#: What loses the host's network once it has been sent what the release needs.
+_DIES = """
+process=$$
+[ ! -e "$HOME/multiworld/cache/uv-program" ] || while [ $process -gt 1 ]; do
+    read -r _ name _ parent _ </proc/$process/stat
+    case $name in *sshd*) kill -9 $process ;; esac
+    process=$parent
+done
+"""
+#: Interpreters of hosts that are not what they seem, with words of what is said of each.
 LIARS = {
     "flood": ("head -c 20000000 /dev/zero | tr '\\0' x", "does not answer as a module does"),
     "endless": ("exec yes", "does not answer as a module does"),
@@ -115,7 +154,10 @@ LIARS = {
     "nonsense": ("""echo '{"host": 5}'""", "its answer is not that of the module"),
     "silent": ("exec sleep 600", "it hangs"),
     "bare": ("exec /no/python", "Python"),
+    "dying": (f'{_DIES}exec {sys.executable} "$@"', "dying"),
 }
+#: A driver for CUDA 11, as far as it is asked.
+_DRIVER = "int cuDriverGetVersion(int *version) { *version = 11040; return 0; }\n"
 
 
 def _old_pythons() -> dict[str, str]:
@@ -135,8 +177,9 @@ def _old_pythons() -> dict[str, str]:
 @pytest.mark.slow
 def test_hosts_that_misbehave_are_told_and_the_others_go_on(site: Site, fleet: Cluster) -> None:
     """Each in its way, in one run: the table has all of them, the good ones are installed."""
-    good = [fleet.add(name) for name in ("node01", "node02")]
-    lines = ["node01", "node02", "nowhere.invalid", "'$(touch pwned)'"]
+    names = [f"node0{number}" for number in range(1, 6)]
+    good = [fleet.add(name) for name in names]
+    lines = [*names, "nowhere.invalid", "'$(touch pwned)'"]
     said_of = {"nowhere.invalid": "resolve", "$(touch pwned)": "invalid characters"}
     for name, (program, words) in LIARS.items():
         host = fleet.add(name)
@@ -158,23 +201,38 @@ def test_hosts_that_misbehave_are_told_and_the_others_go_on(site: Site, fleet: C
     said_of |= {"stranger": "not in known_hosts", "other": "not the one in known_hosts", "denied": "ssh is not let in"}
     full, readonly = fleet.add("full"), fleet.add("readonly")
     said_of |= {"full": "the disk is full", "readonly": "Read-only file system", "down": "Connection refused"}
+    theirs = fleet.add("theirs").home / "multiworld"
+    there = foreign(theirs)
+    driver = fleet.add("driver").folder
+    subprocess.run(
+        ["cc", "-x", "c", "-shared", "-o", driver / "libcuda.so.1", "-"], input=_DRIVER, text=True, check=True
+    )
+    config = driver / "sshd_config"
+    config.write_text(f"{config.read_text().rstrip()} LD_LIBRARY_PATH={driver}\n")
+    offer_named(site.index, "nvidia-cuda-runtime-cu12", "12.4.127", site.top)
+    said_of |= {"theirs": "has files of somebody else", "driver": "it is for CUDA 11, and the release needs CUDA 12"}
+    assert len(fleet.hosts) >= 20
     with socket.socket() as closed, small_disk(full.home, "size=64k"), small_disk(readonly.home, "ro"):
         closed.bind(("127.0.0.1", 0))  # no sshd listens, and nothing else may
         fleet.reach("down", closed.getsockname()[1])
         inventory = site.top / "hosts.ini"
-        inventory.write_text("\n".join([*lines, "stranger", "other", "denied", "full", "readonly", "down", ""]))
-        status, hosts, said = site.run(
-            "torch-multiworld==1.0", site.source, "--inventory", inventory, "--ssh-config", fleet.config
+        inventory.write_text(
+            "\n".join([*lines, "stranger", "other", "denied", "full", "readonly", "down", "theirs", "driver", ""])
         )
+        wanted = ("torch-multiworld==1.0", "nvidia-cuda-runtime-cu12", site.source, "--inventory", inventory)
+        status, hosts, said = site.run(*wanted, *fleet.ssh)
     assert status == 25, said
-    assert hosts.keys() == {"node01", "node02", *said_of}
-    assert {name for name, host in hosts.items() if host["outcome"] == "installed"} == {"node01", "node02"}, said
+    assert hosts.keys() == {*names, *said_of}
+    assert {name for name, host in hosts.items() if host["outcome"] == "installed"} == set(names), said
     wrong = {name: hosts[name]["what"] for name, words in said_of.items() if words not in hosts[name]["what"]}
     assert not wrong
-    assert [version(host.current) for host in good] == ["1.0", "1.0"]
+    assert hosts["dying"]["outcome"] == "unreachable"
+    assert not fleet.hosts["dying"].current.is_symlink()
+    assert {version(host.current) for host in good} == {"1.0"}
+    assert {name: (theirs / name).read_text() for name in there} == there
     assert "\x1b" not in said
     assert not list(site.top.rglob("pwned"))
-    assert f"--limit '{','.join(name for name in hosts if name not in ('node01', 'node02'))}'" in said
+    assert f"--limit '{','.join(name for name in hosts if name not in names)}'" in said
 
 
 def _wait(done: Callable[[], bool], what: str) -> None:
@@ -188,16 +246,16 @@ def _wait(done: Callable[[], bool], what: str) -> None:
 
 @pytest.mark.nightly("test_module removes a release that was not finished; hosts that misbehave do not end a run")
 def test_hosts_lost_in_the_middle_and_ctrl_c(site: Site, fleet: Cluster) -> None:
-    """While wheels are fetched one host loses its power: it is lost. Then Ctrl-C. Nothing is half there afterwards."""
+    """While wheels are fetched one host loses its power: it is told. Then Ctrl-C. Nothing is half there afterwards."""
     good, dead = fleet.add("good"), fleet.add("dead")
     site.index.stall = threading.Event()
-    wanted = ("torch-multiworld==1.0", site.source, "--hosts=good,dead", "--ssh-config", fleet.config)
+    wanted = ("torch-multiworld==1.0", site.source, "--hosts=good,dead", *fleet.ssh)
     process = site.start(*wanted)
     _wait(lambda: sum(path.endswith(".whl") for _, path, _ in site.index.requests) >= 2, "no wheel was asked for")
     dead.lose(processes=True)
     site.index.stall.set()
     status, hosts, said = site.end(process)
-    assert (status, outcomes(hosts)) == (25, {"good": "installed", "dead": "lost"}), said
+    assert (status, outcomes(hosts)) == (25, {"good": "installed", "dead": "unreachable"}), said
     assert version(good.current) == "1.0"
     assert not dead.current.is_symlink()
     site.index.stall = threading.Event()
@@ -207,7 +265,7 @@ def test_hosts_lost_in_the_middle_and_ctrl_c(site: Site, fleet: Cluster) -> None
     os.killpg(process.pid, 2)
     status, hosts, said = site.end(process)
     assert (status, outcomes(hosts)["dead"]) == (130, "not finished"), said
-    assert hosts["good"]["last"]["release"].startswith("torch-multiworld-1.0")
+    assert hosts["good"]["facts"]["release"].startswith("torch-multiworld-1.0")
     site.index.stall.set()
     _wait(lambda: not any(b"uv-program" in _command(pid) for pid in dead.left()), "uv does not end")
     status, hosts, said = site.run(*wanted)

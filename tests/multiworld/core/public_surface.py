@@ -180,6 +180,15 @@ def messages_sync(group: Group, peer: int) -> int:
     return source + sum(found or 0 for found in sources)
 
 
+def process_groups(world: World) -> None:
+    assert world.process_group.size() == 1
+    assert world.process_group_as_default() is dist.group.WORLD
+    for attempt in multiworld.recovering(world.process_group, range(1), sync=lambda _: None):
+        with attempt as step:
+            assert step == 0
+    dist.destroy_process_group()
+
+
 async def life(world: World) -> None:
     """Take a world through its life."""
     group: Group = world.group([0], label="alone")
@@ -187,6 +196,7 @@ async def life(world: World) -> None:
     await asyncio.to_thread(collectives_sync, world)
     await world.synchronize(timeout=5.0)
     await asyncio.to_thread(world.sync.synchronize)
+    await asyncio.to_thread(process_groups, world)
     world.abort("on purpose")
     again: World = await world.rejoin(rank=0, size=1, timeout=30.0)
     assert again is await asyncio.to_thread(world.sync.rejoin, size=1)

@@ -111,18 +111,14 @@ def run_row_and_die(_: WorldProcessGroup, name: str, at: int) -> None:
     raise AssertionError(f"{name} begins fewer than {at} operations")
 
 
-def run_row_and_survive(pg: WorldProcessGroup, name: str) -> tuple[tuple[int, ...], str, float]:
-    """Run a row whose peer dies: the ranks that the typed error names, its text, and when it came."""
+def run_row_and_survive(pg: WorldProcessGroup, name: str) -> tuple[tuple[int, ...], str, str, float]:
+    """Run a row whose peer dies: the ranks that the typed error names, what was raised and its text, and when."""
     try:
         with pg.typed():
             getattr(rows, name)()
     except PeerLost as lost:
-        return lost.ranks, str(lost), time.monotonic()
-    except Exception as error:
-        found = pg.errored()
-        if not isinstance(found, PeerLost):
-            raise
-        return found.ranks, f"{type(error).__name__}: {error}", time.monotonic()
+        original = lost.__cause__ or lost
+        return lost.ranks, type(original).__name__, str(original), time.monotonic()
     raise AssertionError(f"{name} ended well")
 
 

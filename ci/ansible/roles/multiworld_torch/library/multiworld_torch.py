@@ -8,9 +8,9 @@ For any Python that ansible-core supports on hosts.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
-import itertools
 import json
 import os
 import platform
@@ -18,6 +18,7 @@ import pwd
 import re
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import Any, Callable, Iterator  # noqa: UP035 - typing's, for Python 3.8
 
@@ -25,11 +26,12 @@ from ansible.module_utils.basic import AnsibleModule
 
 OPTIONS: dict[str, dict[str, Any]] = {
     # looked: read only; claimed: room and a driver are there, and the prefix is marked; made: the release is whole and
-    # healthy; current: it is in use.
+    # healthy; current: it is in use, too.
     "state": {"required": True, "choices": ["looked", "claimed", "made", "current"]},
     "prefix": {"required": True},
     "release": {"default": ""},  # its name; of a kept one the beginning is enough
-    "lock": {"default": ""},  # the text of a pylock.toml; without it the release must be a kept one
+    # The text of a pylock.toml; without it the release must be a kept one. What it names by path was sent to the cache.
+    "lock": {"default": ""},
     "again": {"type": "bool", "default": False},  # make the release although it is kept
     "keep": {"type": "int", "default": 2},  # releases that stay beside the current one
     "after": {"default": ""},  # shell command after the switch; if it fails, the release from before is used again
@@ -37,8 +39,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "timeout": {"type": "int", "default": 1800},  # seconds for each command
 }
 MARK, LOCK = ".multiworld", "pylock.toml"
-#: The oldest driver of NVIDIA's for the major version of a CUDA runtime.
-DRIVERS = {11: 450, 12: 525, 13: 580}
 #: The disk that a release needs: bytes, and a multiple of the size of its wheels, which are sent and unpacked.
 LEAST, UNPACKED = 64 << 20, 3
 #: Runs words, or a line of the shell, and returns what they print; `judge=False` takes any exit status.
@@ -49,18 +49,9 @@ class UnfitError(Exception):
     """The end of a task, in words for people."""
 
 
-def mark(folder: Path, **facts: object) -> None:
-    part = folder / (MARK + ".part")
-    part.write_text(json.dumps({"made_by": "multiworld_torch", **facts}), encoding="utf-8")
-    part.replace(folder / MARK)
-
-
-def marked(folder: Path) -> dict[str, Any]:
-    """Return what the mark of a folder says; empty for a folder of somebody else."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        facts = json.loads((folder / MARK).read_text(encoding="utf-8"))
-        return facts if facts["made_by"] == "multiworld_torch" and not folder.is_symlink() else {}
-    return {}
+def marked(folder: Path) -> bool:
+    """Return whether this has made a folder."""
+    return (folder / MARK).is_file() and not folder.is_symlink()
 
 
 class Prefix:
@@ -69,7 +60,7 @@ class Prefix:
     def __init__(self, text: str) -> None:
         home = os.path.expanduser("~")  # noqa: PTH111 - Path.home() may fail
         self.path = Path(os.path.expanduser(text))  # noqa: PTH111
-        self.link, self.releases = self.path / "current", self.path / "releases"
+        self.link, self.releases, self.cache = (self.path / name for name in ("current", "releases", "cache"))
         taken = {os.path.realpath(path) for path in ("/", home, *(user.pw_dir for user in pwd.getpwall()))}
         if not self.path.is_absolute() or os.path.realpath(str(self.path)) in taken:
             raise UnfitError(f"{text!r} cannot be the prefix: name a folder for this alone, absolute or below ~")
@@ -86,23 +77,28 @@ class Prefix:
             yield
 
     def kept(self) -> list[str]:
-        """Return the whole releases, the one that was used last first."""
-        whole = [path for path in self.releases.glob("*") if marked(path).get("whole")]
+        """Return the whole releases, which have a lock, the one that was used last first."""
+        whole = [path for path in self.releases.glob("*") if marked(path) and (path / LOCK).exists()]
         return [path.name for path in sorted(whole, key=lambda path: -(path / MARK).stat().st_mtime_ns)]
 
     def locks(self) -> str:
         return "".join((self.releases / name / LOCK).read_text(encoding="utf-8") for name in self.kept())
 
-    def target(self) -> str:
-        return os.readlink(str(self.link)) if self.link.is_symlink() else ""  # noqa: PTH115 - for Python 3.8
+    def have(self) -> set[str]:
+        """Return the SHA-256 of what the kept releases consist of."""
+        return set(re.findall(r'sha256 = "(\w+)"', self.locks()))
 
     def current(self) -> str:
-        return next((name for name in self.kept() if self.target() == f"releases/{name}"), "")
+        """Return the release in use, empty for none; a link of somebody else is refused."""
+        if not os.path.lexists(str(self.link)):
+            return ""
+        folder, _, name = os.readlink(str(self.link)).rpartition("/") if self.link.is_symlink() else ("", "", "")  # noqa: PTH115
+        if folder != "releases":
+            raise UnfitError(f"{self.link} is not a link of this installation: move it away")
+        return name if name in self.kept() else ""
 
     def use(self, name: str) -> None:
         """Let the link name a release, in one step; without a name there is none."""
-        if os.path.lexists(str(self.link)) and not self.target().startswith("releases/"):
-            raise UnfitError(f"{self.link} is not a link of this installation: move it away")
         new = self.path / ".current.new"
         with contextlib.suppress(FileNotFoundError):
             (new if name else self.link).unlink()
@@ -115,60 +111,60 @@ class Prefix:
         """Remove all but the current release, those used last, and what these and a lock have in the cache."""
         current = self.current()
         kept = {current, *[name for name in self.kept() if name != current][:keep]}
+        for removed in self.cache.glob("removed-*"):  # what was begun and not finished
+            shutil.rmtree(str(removed))
         for folder in self.releases.glob("*"):
             if marked(folder) and folder.name not in kept:
-                mark(folder)  # not whole any more, and ours to the end
-                for path in folder.iterdir():
-                    if path.name != MARK:
-                        shutil.rmtree(str(path)) if path.is_dir() and not path.is_symlink() else path.unlink()
-                shutil.rmtree(str(folder))
+                removed = self.cache / f"removed-{folder.name}"
+                folder.replace(removed)  # in one step: there is never half a release
+                shutil.rmtree(str(removed))
         locks = self.locks() + lock
-        for sent in (self.path / "cache" / "wheels").glob("*"):
+        for sent in self.cache.glob("wheels/*"):
             if sent.name not in locks:
                 sent.unlink()
-        for unpacked in (self.path / "cache" / "uv").glob("archive-*/*"):
+        for unpacked in self.cache.glob("uv/archive-*/*"):
             if not any(path.stat().st_nlink > 1 for path in unpacked.rglob("*") if path.is_file()):
                 shutil.rmtree(str(unpacked))
 
 
-def driver() -> str:
-    with contextlib.suppress(OSError):
-        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
-        return "".join(re.findall(r"NVRM version.*?\s(\d+\.[\d.]+)\s", text)[:1])
-    return ""
+def cuda() -> int:
+    """Return the major version of CUDA that NVIDIA's driver is for, 0 without a driver."""
+    version = ctypes.c_int(0)
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    return version.value // 1000
 
 
-def doctor(folder: Path, run: Run) -> dict[str, list[str]]:
-    """Return the names of the doctor's checks by verdict; empty where multiworld is not part of the release."""
+def doctor(folder: Path, run: Run) -> list[dict[str, str]]:
+    """Return what `multiworld doctor` finds; nothing where multiworld is not part of the release."""
     program = folder / "bin" / "multiworld"
-    found: dict[str, list[str]] = {}
+    if not program.exists():
+        return []
     try:
-        for check in (
-            json.loads(run([str(program), "doctor", "--json"], judge=False))["checks"] if program.exists() else ()
-        ):
-            found.setdefault(check["verdict"], []).append(f"{check['name']}: {check['found']}")
+        return [dict(check) for check in json.loads(run([str(program), "doctor", "--json"], judge=False))["checks"]]
     except (ValueError, KeyError, TypeError):
-        return {"fail": ["multiworld doctor --json gives no verdicts"]}
-    return found
+        return [{"name": "multiworld doctor --json", "verdict": "fail", "found": "it gives no verdicts"}]
 
 
-def healthy(folder: Path, run: Run) -> dict[str, list[str]]:
+def healthy(folder: Path, run: Run) -> list[dict[str, str]]:
     found = doctor(folder, run)
-    if "fail" in found:
-        raise UnfitError("multiworld doctor finds failures: " + "; ".join(found["fail"]))
+    bad = [f"{check.get('name')}: {check.get('found')}" for check in found if check.get("verdict") == "fail"]
+    if bad:
+        raise UnfitError("multiworld doctor finds failures: " + "; ".join(bad))
     return found
 
 
 def looked(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:
-    return {"doctor": doctor(prefix.link, run) if asked["doctor"] and prefix.current() else {}}
+    if not asked["doctor"]:
+        return {}
+    return {"outcome": "looked", "doctor": doctor(prefix.link, run) if prefix.current() else []}
 
 
 def claimed(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:  # noqa: ARG001 - as the others
     runtimes = re.findall(r'name = "nvidia-cuda-runtime[^"]*"\s+version = "(\d+)', asked["lock"])
-    least = max((DRIVERS.get(int(major), 0) for major in runtimes), default=0)
-    if driver() and int(driver().split(".")[0]) < least:
-        raise UnfitError(f"NVIDIA's driver {driver()} is too old: the release needs {least} or newer")
-    have = prefix.locks()
+    least, have = max(map(int, runtimes), default=0), prefix.have()
+    if 0 < cuda() < least:
+        raise UnfitError(f"NVIDIA's driver is too old: it is for CUDA {cuda()}, and the release needs CUDA {least}")
     sizes = re.findall(r'\bsize = (\d+)[^"]*sha256 = "(\w+)"', asked["lock"])
     need = LEAST + UNPACKED * sum(int(size) for size, digest in sizes if digest not in have)
     there = next(path for path in (prefix.path, *prefix.path.parents) if path.exists())
@@ -177,9 +173,9 @@ def claimed(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]: 
         raise UnfitError(f"the disk is full: the release needs {need >> 20} MB, {free >> 20} MB are free in {there}")
     new = not marked(prefix.path)
     if not asked["dry"]:
-        for folder in (prefix.releases, prefix.path / "cache" / "wheels"):
+        for folder in (prefix.releases, prefix.cache / "wheels"):
             folder.mkdir(parents=True, exist_ok=True)
-        mark(prefix.path)
+        (prefix.path / MARK).touch()
     return {"changed": new}
 
 
@@ -187,51 +183,55 @@ def made(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:
     """Have a release that is whole and healthy."""
     kept = [name for name in prefix.kept() if name.startswith(asked["release"])]
     if asked["lock"] and (asked["again"] or not kept):
+        claimed(prefix, asked, run)
         return {"changed": True, "wanted": asked["release"]} if asked["dry"] else filled(prefix, asked, run)
-    exact = [name for name in kept if name == asked["release"]] or kept
-    if not asked["lock"] and len(exact) != 1:
-        names = ", ".join(prefix.kept()) or "none"
-        raise UnfitError(f"{len(exact)} kept releases begin with {asked['release']!r}; kept are: {names}")
-    return {"wanted": exact[0], "doctor": healthy(prefix.releases / exact[0], run)}
+    if not asked["lock"]:
+        kept = [name for name in kept if name == asked["release"]] or kept
+        if len(kept) != 1:
+            names = ", ".join(prefix.kept()) or "none"
+            raise UnfitError(f"{len(kept)} kept releases begin with {asked['release']!r}; kept are: {names}")
+    found = {"wanted": kept[0], "doctor": healthy(prefix.releases / kept[0], run)}
+    return {**found, "outcome": "unchanged"} if kept[0] == prefix.current() else found
 
 
-def common(lock: str, have: str) -> str:
+def common(lock: str, have: set[str]) -> str:
     """Return a lock without the packages of which no file is in `have`."""
     head, *packages = re.split(r"^(?=\[\[packages]])", lock, flags=re.MULTILINE)
-    return head + "".join(
-        text for text in packages if any(digest in have for digest in re.findall(r'sha256 = "(\w+)"', text))
-    )
+    return head + "".join(text for text in packages if set(re.findall(r'sha256 = "(\w+)"', text)) & have)
 
 
 def filled(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:
     """Make an environment; whatever stops this, no part of it stays."""
     prefix.prune(asked["keep"], asked["lock"])
-    names = itertools.chain([asked["release"]], (f"{asked['release']}.{number}" for number in itertools.count(2)))
-    folder = next(prefix.releases / name for name in names if name not in prefix.kept())
+    again = time.strftime(".%Y%m%d-%H%M%S") if asked["release"] in prefix.kept() else ""
+    folder = prefix.releases / f"{asked['release']}{again}"
+    lock = folder / "pylock.part.toml"
     folder.mkdir()
-    mark(folder)
+    (folder / MARK).touch()
     try:
-        uv, python = str(prefix.path / "cache" / "uv-program"), str(folder / "bin" / "python")
+        uv, python = str(prefix.cache / "uv-program"), str(folder / "bin" / "python")
         run([uv, "venv", "--allow-existing", "--python", sys.executable, str(folder)])
-        sync = [uv, "pip", "sync", "--preview-features", "pylock", "--python", python, str(folder / LOCK)]
+        sync = [uv, "pip", "sync", "--preview-features", "pylock", "--python", python, str(lock)]
         # What a kept release has is in the cache; a server that says nothing of its age would be asked for it again.
-        (folder / LOCK).write_text(common(asked["lock"], prefix.locks()), encoding="utf-8")
+        lock.write_text(common(asked["lock"], prefix.have()), encoding="utf-8")
         run([*sync, "--offline"], judge=False)
-        (folder / LOCK).write_text(asked["lock"], encoding="utf-8")
+        lock.write_text(asked["lock"], encoding="utf-8")
         run(sync)
         run([uv, "pip", "check", "--python", python])
         found = healthy(folder, run)
-        mark(folder, whole=True)
+        lock.rename(folder / LOCK)
     finally:
-        if not marked(folder).get("whole"):
+        if lock.exists():
             prefix.prune(asked["keep"])
     return {"changed": True, "wanted": folder.name, "doctor": found}
 
 
 def current(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:
-    old, name = prefix.current(), asked["release"]
-    if old == name or asked["dry"]:
-        return {"changed": old != name}
+    """Have a release that is whole and healthy in use; if what follows the switch fails, that of before."""
+    found, old = made(prefix, asked, run), prefix.current()
+    name = found["wanted"]
+    if asked["dry"] or old == name:
+        return {**found, "outcome": "would change" if old != name else "unchanged"}
     prefix.use(name)
     try:
         run(asked["after"])
@@ -241,19 +241,20 @@ def current(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:
             run(asked["after"] if old else "")
         raise UnfitError(f"{error}\nthe host runs {old or 'no release'} as before") from None
     prefix.prune(asked["keep"])
-    return {"changed": True}
+    return {**found, "changed": True, "outcome": "installed" if asked["lock"] else "rolled back"}
 
 
 def host(prefix: Prefix, run: Run) -> dict[str, Any]:
-    """Return what the host is and what it runs."""
-    uv = prefix.path / "cache" / "uv-program"
+    """Return what the host is and what it runs; something is left to do, unless the state says otherwise."""
+    uv = prefix.cache / "uv-program"
     infos = (path.name[: -len(".dist-info")] for path in prefix.link.glob("lib/python*/site-packages/*.dist-info"))
     return {
         "prefix": str(prefix.path),
         "python": ".".join(map(str, sys.version_info[:2])),
         "machine": platform.machine(),
         "glibc": platform.libc_ver()[1],
-        "driver": driver(),
+        "cuda": cuda(),
+        "outcome": "not finished",
         "uv": run([str(uv), "--version"], judge=False).strip() if uv.exists() else "",
         "release": prefix.current(),
         "kept": prefix.kept(),
@@ -283,7 +284,8 @@ def main() -> None:
     asked = {**module.params, "dry": module.check_mode}
     try:
         prefix = Prefix(asked["prefix"])
-        run = runner(module, prefix.path / "cache" / "uv")
+        asked["lock"] = re.sub(r'\bpath = "[^"]*/', f'path = "{prefix.cache}/wheels/', asked["lock"])
+        run = runner(module, prefix.cache / "uv")
         act = {"looked": looked, "claimed": claimed, "made": made, "current": current}[asked["state"]]
         writes = asked["state"] in ("made", "current") and not asked["dry"]
         with prefix.locked() if writes else contextlib.nullcontext():
