@@ -34,25 +34,23 @@ def play_sanitized(folder: Path, schedules: int) -> None:
     subprocess.run([*command, "--schedules", str(schedules)], check=True, env=env)
 
 
+def sources_of(*parts: str) -> list[str]:
+    """The sources of these parts of the engine."""
+    return [str(path) for part in parts for path in sorted(SOURCES.glob(f"{part}/*.cc"))]
+
+
 def stress(folder: Path, driver: str, parts: tuple[str, ...], sanitizers: str) -> None:
     """Run a program in which threads are at work on these parts of the engine, under these sanitizers."""
-    sources = [str(path) for part in parts for path in sorted(SOURCES.glob(f"{part}/*.cc"))]
     made = folder / "stress"
-    compile_core(driver, made, "g++", *SANITIZED, f"-fsanitize={sanitizers}", "-pthread", *sources)
+    compile_core(driver, made, "g++", *SANITIZED, f"-fsanitize={sanitizers}", "-pthread", *sources_of(*parts))
     subprocess.run([str(made)], check=True, timeout=1200)
 
 
-def fuzz(folder: Path, seconds: int) -> None:
-    """Fuzz the core; what it finds stays in the current folder."""
-    fuzzer = compile_core(
-        "fuzz_core.cc",
-        folder / "fuzz",
-        "clang++",
-        *SANITIZED,
-        "-fsanitize=fuzzer,address,undefined",
-        "-Wl,--wrap=aligned_alloc",
-    )
-    corpus = folder / "corpus"
+def fuzz(folder: Path, source: str, seconds: int, *parts: str) -> None:
+    """Fuzz the core, or a lane; what is found stays in the current folder."""
+    command = ("clang++", *SANITIZED, "-fsanitize=fuzzer,address,undefined", "-pthread", *parts)
+    fuzzer = compile_core(source, folder / source.removesuffix(".cc"), *command)
+    corpus = folder / f"corpus of {source}"
     corpus.mkdir()
     options = ["-max_len=800", "-len_control=0", "-entropic=0", "-verbosity=0", "-print_final_stats=1"]
     subprocess.run([str(fuzzer), f"-max_total_time={seconds}", *options, str(corpus)], check=True)
@@ -75,7 +73,8 @@ def main() -> None:
             stress(Path(folder), "stress.cc", ("lanes", "mover"), sanitizers)
             stress(Path(folder), "stress_launch.cc", ("launch",), sanitizers)
         if shutil.which("clang++"):
-            fuzz(Path(folder), options.seconds)
+            fuzz(Path(folder), "fuzz_core.cc", options.seconds, "-Wl,--wrap=aligned_alloc")
+            fuzz(Path(folder), "fuzz_lane.cc", options.seconds, *sources_of("lanes", "mover"))
         else:
             print("NOT FUZZED: there is no clang++ here", file=sys.stderr)
 
