@@ -237,7 +237,7 @@ def bench(session: nox.Session) -> None:
         return
     if "nccl" in session.posargs:  # worlds have a member in the process that measures
         _install_torch(session)
-    _tool(session, "bench", *session.posargs)
+    _program(session, "docs.bench", *session.posargs)
 
 
 def _release_sessions(release: str) -> None:

@@ -79,6 +79,9 @@ class Host(Protocol):
     def launch(self, number: int, launch: Launch) -> None:
         """Run an agreed collective, or a matched transfer, after those before it of that group or channel."""
 
+    def interrupted(self, what: str) -> None:
+        """End the generation: a signal handler raised where nothing can be resumed."""
+
     def value_slot(self, peer: int, gid: int, split: int, nbytes: int) -> SetUp | None:
         """The backend that a value of ``peer`` is for; None, and the generation ends, if it can be for none."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -15,6 +16,7 @@ from multiworld.errors import InvalidArgument
 from multiworld.operations import collectives, exchanges, objects, p2p
 from multiworld.operations.call import Call, GroupBase, SyncBase
 from multiworld.operations.p2p import P2P
+from multiworld.operations.plain_messages import exchange
 from multiworld.session.member import Member
 from multiworld.worlds.twins import WaitingCall, twin
 
@@ -432,8 +434,30 @@ class SyncGroup(SyncBase, GroupBase):
         self.__dict__ = group.__dict__  # one state: a rejoin changes the ranks of both
         super().__init__(group)
 
-    send = twin(Group.send)
-    recv = twin(Group.recv)
+    _send = twin(Group.send)
+    _recv = twin(Group.recv)
+
+    @functools.wraps(_send)
+    def send(
+        self, tensor: torch.Tensor, dst: int, *, tag: int = 0, stream: bool = False, timeout: float | None = None
+    ) -> None:
+        if not exchange(self, "send", tensor, dst, tag, timeout):
+            self._send(tensor, dst, tag=tag, stream=stream, timeout=timeout)
+
+    @functools.wraps(_recv)
+    def recv(
+        self,
+        tensor: torch.Tensor,
+        src: int | None = None,
+        *,
+        tag: int = 0,
+        stream: bool = False,
+        timeout: float | None = None,
+    ) -> int:
+        if src is not None and exchange(self, "recv", tensor, src, tag, timeout):
+            return src
+        return self._recv(tensor, src, tag=tag, stream=stream, timeout=timeout)
+
     send_tensor = twin(Group.send_tensor)
     recv_tensor = twin(Group.recv_tensor)
     send_object = twin(Group.send_object)

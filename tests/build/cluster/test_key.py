@@ -13,12 +13,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from build import cli
-from build.bench.wheelhouse import write_release
 from build.cli import guarded, only
 from build.errors import ClaimError
 from build.wheelhouse import signing
 from ci.cluster.app import install
 from ci.cluster.lock import Request, lock
+from docs.bench.wheelhouse import write_release
 from tests.build.wheelhouse.conftest import served
 
 
