@@ -45,7 +45,7 @@ class WorldProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is no
 
     def __init__(self, group: Group, name: str, end: Callable[[], None] = lambda: None) -> None:
         super().__init__(group.rank, group.size)
-        self._name = self._desc = name
+        self.group_name = self.group_desc = name
         self._timeout: float | None = None
         self.bind(group, end)
 
@@ -88,9 +88,9 @@ class WorldProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is no
             InvalidArgument: the size changes, and a DeviceMesh keeps the old one.
         """
         if size not in (None, self._member.config.size):
-            mesh = registration.mesh_of(self._name)
+            mesh = registration.mesh_of(self.group_name)
             if mesh is not None:
-                what = f"{mesh} refers to the process group {self._name}, whose size would change"
+                what = f"{mesh} refers to the process group {self.group_name}, whose size would change"
                 cause = "DeviceMesh, and FSDP2 and DTensor on it, keep the sizes that they were made with"
                 raise InvalidArgument(
                     self._member.name, what, cause=cause, remedy="drop the mesh first, or keep the size"
@@ -104,7 +104,7 @@ class WorldProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is no
 
     def renewed(self) -> None:
         """Take up a new generation: torch.distributed learns the new ranks."""
-        registration.register(self, self._name)
+        registration.register(self, self.group_name)
 
     @contextlib.contextmanager
     def typed(self) -> Iterator[None]:
@@ -146,22 +146,24 @@ class WorldProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is no
 
     getRank, getSize, getBackendName, _get_backend_name = rank, size, name, name  # noqa: N815 - torch's names
 
+    #: attributes of the object, since older releases of torch.compile look into no property of ours
+    group_name = group_desc = ""
+
     def _set_group_name(self, name: str) -> None:
-        self._name = name
+        self.group_name = name
 
     def _set_group_desc(self, desc: str) -> None:
-        self._desc = desc
+        self.group_desc = desc
 
     def getGroupName(self) -> str:  # noqa: N802 - torch's name
         """Return the name that torch.distributed knows it by."""
-        return self._name
+        return self.group_name
 
     def getGroupDesc(self) -> str:  # noqa: N802 - torch's name
         """Return a description."""
-        return self._desc
+        return self.group_desc
 
     setGroupName, setGroupDesc = _set_group_name, _set_group_desc  # noqa: N815 - torch's names
-    group_name, group_desc = property(getGroupName), property(getGroupDesc)
 
     @property
     def _device_types(self) -> list[torch.device]:

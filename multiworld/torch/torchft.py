@@ -30,7 +30,7 @@ class TorchftProcessGroup(WorldProcessGroup):
         dist.ProcessGroup.__init__(self, 0, 1)  # it belongs to no world yet
         self._timeout: float = timeout.total_seconds()
         self._backend, self._device = backend, device
-        self._name = self._desc = "torchft"
+        self.group_name = self.group_desc = "torchft"
         self._end = lambda: None
 
     def configure(self, store_addr: str, *place: Any, **more: Any) -> None:
@@ -75,13 +75,13 @@ class TorchftProcessGroup(WorldProcessGroup):
 
     def register(self, name: str) -> TorchftProcessGroup:
         """Let torch.distributed know it, for DeviceMesh and compiled code; returns itself."""
-        self._name = name
+        self.group_name = name
         registration.register(self, name)
         return self
 
     def unregister(self) -> None:
         """Let torch.distributed forget it."""
-        registration.unregister(self, self._name)
+        registration.unregister(self, self.group_name)
 
     def rank(self) -> int:
         """Return our rank in the quorum; 0 before the first."""

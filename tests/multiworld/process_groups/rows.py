@@ -315,7 +315,18 @@ def profiler() -> None:
 # sharding
 
 
+class MissingError(Exception):
+    """What this release of torch lacks for a row."""
+
+
+def fsdp_on_cpu() -> None:
+    """Look for what torch's FSDP2 needs on the CPU: 2.6 has it on devices only."""
+    if not hasattr(torch.cpu.current_stream(), "record_event"):
+        raise MissingError("torch's streams of the CPU record no events, and FSDP2 wants them")
+
+
 def fsdp2() -> None:
+    fsdp_on_cpu()
     from torch.distributed.fsdp import fully_shard
 
     net = model()
@@ -326,6 +337,7 @@ def fsdp2() -> None:
 
 
 def hsdp() -> None:
+    fsdp_on_cpu()
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 

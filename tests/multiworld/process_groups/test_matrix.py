@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -69,15 +70,20 @@ MORE_DEATHS = (
 )
 #: those that raise in a callback of a future, of which torch makes a RuntimeError; ``typed`` gives the type back
 IN_CALLBACKS = ("ddp", "ddp_in_buckets", "compiled_ddp", "power_sgd", "futures")
-HELPERS = {"model", "batch", "checksum", "alone", "trained", "same", "_compiled"}
+HELPERS = {"fsdp_on_cpu", "model", "batch", "checksum", "alone", "trained", "same", "_compiled"}
 #: a death shows at once; the rest is for machines with much else to do
 SOON = 10.0
 
 
-def run(stage: Stage, names: tuple[str, ...]) -> None:
+def run(stage: Stage, names: tuple[str, ...]) -> set[str]:
+    """Run these rows; those that this release of torch has nothing for, each with a warning that says why."""
+    missing = set()
     for name in names:
         stage.tell(("row", name))
-        stage.hear()
+        for reason in {answer for answer in stage.hear() if isinstance(answer, str)}:
+            warnings.warn(f"{name} was not run: {reason}", stacklevel=1)
+            missing.add(name)
+    return missing
 
 
 def die(stage: Stage, deaths: tuple[tuple[str, int], ...]) -> None:
@@ -99,8 +105,8 @@ def die(stage: Stage, deaths: tuple[tuple[str, int], ...]) -> None:
 def test_rows(tmp_path: Path) -> None:
     with preloaded(tmp_path / "log") as pool:
         stage = Stage(pool, tmp_path, 2)
-        run(stage, QUICK)
-        die(stage, DEATHS)
+        missing = run(stage, QUICK)
+        die(stage, tuple(death for death in DEATHS if death[0] not in missing))
         with started([["examples/ddp_recovers.py"]], {}, pool=pool) as (program,):
             assert program.end() == 0, str(program)
             assert "rank 2 was killed in step 5" in str(program)
@@ -114,7 +120,7 @@ def test_slow_rows(tmp_path: Path) -> None:
     with preloaded(tmp_path / "log") as pool:
         stage = Stage(pool, tmp_path, 2)
         run(stage, SLOW)
-        die(stage, MORE_DEATHS)
+        die(stage, tuple(death for death in MORE_DEATHS if not run(stage, death[:1])))
         with started([["examples/ddp_recovers.py", "--without-replacement"]], {}, pool=pool) as (program,):
             assert program.end() == 0, str(program)
             weights = re.findall(r"rank \d of 2: done in generation 2, weights (\d+[.]\d+)", str(program))
