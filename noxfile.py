@@ -126,7 +126,8 @@ def tests(session: nox.Session) -> None:
     With `--whole` the rows of the nightly run, too.
     """
     # At once: most of the package's tests wait while the tooling's compile.
-    _pytest(session, "all", "tests/build", "tests/multiworld/core", "tests/multiworld/engine", _FAULTS)
+    ours = "core", "engine", "process_groups"
+    _pytest(session, "all", "tests/build", *(f"tests/multiworld/{name}" for name in ours), _FAULTS)
 
 
 @nox.session
@@ -236,7 +237,7 @@ def bench(session: nox.Session) -> None:
         return
     if "nccl" in session.posargs:  # worlds have a member in the process that measures
         _install_torch(session)
-    _tool(session, "bench", *session.posargs)
+    _program(session, "docs.bench", *session.posargs)
 
 
 def _release_sessions(release: str) -> None:

@@ -1,34 +1,25 @@
-"""git: the only module that runs it and knows its formats. Results depend on the repository, not on the machine.
-
-GitPython starts the commands and reads their progress. Its reader of objects is not used: it refuses the ids of SHA-256
-repositories, and a git that complains a lot blocks it, since nothing reads the complaints.
-"""
+"""git: the only module that runs it and knows its formats. Results depend on the repository, not on the machine."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
+import signal
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import IO, ClassVar
-
-# GitPython looks for git when it is imported. Where there is none, the first command says so (see `_started`).
-os.environ["GIT_PYTHON_REFRESH"] = "quiet"
-from git import RemoteProgress
-from git.cmd import Git as Command
-from git.cmd import handle_process_output
-from git.exc import GitCommandNotFound
-from rich.progress import Progress
+from typing import IO
 
 from build.console import log, progress
-from build.errors import EnvironmentUnfitError, SourceError
-from build.process import FOREIGN, Completed, running
+from build.errors import SourceError
+from build.process import Completed, run, run_shown, running, start
 
 #: Seconds after which a command is ended.
 TIMEOUT = 1800.0
@@ -57,6 +48,8 @@ _EXACT = (
 )
 #: A transfer slower than this for a minute is ended (git-config(1), http.lowSpeedLimit).
 _SLOW = ("http.lowSpeedLimit=1000", "http.lowSpeedTime=60")
+#: A line of progress: what is done, how far it is, and how much is received how fast.
+_PROGRESS = re.compile(r"(?:remote: )?(\w+ (?:objects|deltas|files)): +\d+% \((\d+)/(\d+)\)(?:, (.*))?")
 #: Committer line of imported sources. It is part of the ids of cached trees: a change needs a new importer.FORMAT.
 _IMPORTER = b"multiworld <multiworld@localhost> 0 +0000"
 
@@ -116,10 +109,7 @@ class Git:
             EnvironmentUnfitError: git is not installed.
             subprocess.TimeoutExpired: `timeout` (seconds) passed.
         """
-        with self._started(args, env, istream=None if stdin is None else subprocess.PIPE) as process:
-            out, err = process.communicate(stdin, timeout)
-        log.debug("-> %d\n%s", process.returncode, err.decode("utf-8", "replace"))
-        return Completed(self._command(args), process.returncode, out, err)
+        return run(self._command(args), env={**self._variables(), **(env or {})}, stdin=stdin, timeout=timeout)
 
     def out(
         self, *args: str, stdin: bytes | None = None, env: Mapping[str, str] | None = None, timeout: float = TIMEOUT
@@ -142,17 +132,21 @@ class Git:
             SourceError: git failed; its message is the cause.
             subprocess.TimeoutExpired: `timeout` (seconds) passed.
         """
+        command, said, began = self._command(args), list[str](), time.monotonic()
         with progress() as bar, _file_with(stdin) as source:
-            told = _Transfer(bar)
-            # As text: git ends a line of progress with a carriage return, at which only text is split.
-            with self._started(args, istream=source, universal_newlines=True, errors="replace") as process:
-                try:
-                    handle_process_output(process, None, told.new_message_handler(), None, False, timeout)
-                except RuntimeError:
-                    raise subprocess.TimeoutExpired(process.args, timeout) from None
-                status = process.wait()
-        said = "\n".join([*told.other_lines, *told.error_lines]).encode()
-        self._checked(args, Completed(self._command(args), status, b"", said))
+            task = bar.add_task("git", total=1, unit="")
+
+            def seen(line: str) -> None:
+                if found := _PROGRESS.match(line):
+                    what, done, total = found[1].lower(), int(found[2]), int(found[3])
+                    bar.update(task, description=what, completed=done, total=total, unit=found[4] or "")
+                else:
+                    said.append(line)
+
+            status = run_shown(command, env=self._variables(), timeout=timeout, seen=seen, stdin=source)
+        if status == -signal.SIGKILL and time.monotonic() - began >= timeout:
+            raise subprocess.TimeoutExpired(command, timeout)
+        self._checked(args, Completed(command, status, b"", "\n".join(said).encode()))
 
     def _checked(self, args: Sequence[str], done: Completed) -> bytes:
         if done.returncode:
@@ -165,38 +159,17 @@ class Git:
         config = (part for item in (*exact, *slow, *self.config) for part in ("-c", item))
         return ("git", "-C", str(self.folder), *config, *args)
 
+    def _variables(self) -> dict[str, str]:
+        of_user = _NO_USER if self.settings is Settings.NONE else {}
+        return {**_ENVIRONMENT, **of_user, **({"GIT_INDEX_FILE": str(self.index)} if self.index else {})}
+
     @contextlib.contextmanager
-    def _started(
-        self, args: Sequence[str], env: Mapping[str, str] | None = None, **options: object
-    ) -> Iterator[subprocess.Popen[bytes]]:
-        """Start a git command in its own session, which Ctrl-C and timeouts end with all its processes."""
+    def _started(self, args: Sequence[str], source: int | IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+        """Start a git command with pipes for its output, which Ctrl-C ends with all that it started."""
         command = self._command(args)
         log.debug("$ %s", shlex.join(command))
-        options["start_new_session"] = True
-        kept: list[Command.AutoInterrupt] = []  # without a reference, it would end its process
-
-        def start() -> subprocess.Popen[bytes]:
-            # GitPython passes this process's variables on; those in `FOREIGN` are for another git.
-            for name in FOREIGN & os.environ.keys():
-                del os.environ[name]
-            of_user = _NO_USER if self.settings is Settings.NONE else {}
-            index = {"GIT_INDEX_FILE": str(self.index)} if self.index else {}
-            variables = {**_ENVIRONMENT, **of_user, **index, **(env or {})}
-            kept.append(Command().execute(command, as_process=True, env=variables, **options))  # type: ignore[call-overload]
-            assert kept[0].proc is not None  # noqa: S101
-            return kept[0].proc
-
-        try:
-            with running(start) as process:
-                yield process
-        except (GitCommandNotFound, PermissionError) as error:
-            if kept:
-                raise
-            raise EnvironmentUnfitError(
-                "git cannot be run",
-                cause=f"not installed, not on PATH, or not executable: {error}",
-                remedy="install git",
-            ) from None
+        with running(lambda: start(command, None, self._variables(), source, subprocess.PIPE)) as process:
+            yield process
 
     def git_dir(self) -> Path:
         return Path(self.line("rev-parse", "--absolute-git-dir"))
@@ -240,7 +213,7 @@ class Git:
         """
         requests = b"".join(os.fsencode(name) + b"\n" for name in names)
         command = ("cat-file", "--batch", "--buffer")
-        with _file_with(requests) as source, self._started(command, istream=source) as process:
+        with _file_with(requests) as source, self._started(command, source) as process:
             assert process.stdout is not None  # noqa: S101
             complaints = _Complaints(process)
             for _ in names:
@@ -270,7 +243,7 @@ class Git:
         Raises:
             SourceError: git failed; its message is the cause.
         """
-        with self._started(("fast-import", "--quiet", "--done"), istream=subprocess.PIPE) as process:
+        with self._started(("fast-import", "--quiet", "--done"), subprocess.PIPE) as process:
             assert process.stdin is not None  # noqa: S101
             complaints = _Complaints(process)
             _feed(process.stdin, _import_stream(files, message, tag))
@@ -282,28 +255,6 @@ class Git:
         """Return the paths with unstaged changes, untracked ones included."""
         listing = self.out("status", "--porcelain", "-z", "--untracked-files=normal")
         return [os.fsdecode(record[3:]) for record in listing.split(b"\0")[:-1] if record[2:3] == b" "]
-
-
-class _Transfer(RemoteProgress):  # type: ignore[misc, unused-ignore]
-    """Shows the progress of a transfer as one bar, named by the current stage."""
-
-    _NAMES: ClassVar = {
-        RemoteProgress.COUNTING: "counting objects",
-        RemoteProgress.COMPRESSING: "compressing objects",
-        RemoteProgress.RECEIVING: "receiving objects",
-        RemoteProgress.RESOLVING: "resolving deltas",
-    }
-
-    def __init__(self, bar: Progress) -> None:
-        super().__init__()
-        self._bar, self._task = bar, bar.add_task("git", total=1, unit="")
-
-    def update(
-        self, op_code: int, cur_count: str | float, max_count: str | float | None = None, message: str = ""
-    ) -> None:
-        name = self._NAMES.get(op_code & self.OP_MASK, "git")
-        done, total = float(cur_count or 0), float(max_count or cur_count or 1)
-        self._bar.update(self._task, description=name, completed=done, total=total, unit=message)
 
 
 class _Complaints:

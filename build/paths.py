@@ -18,6 +18,7 @@ from filelock import FileLock, Timeout
 
 from build.console import step
 from build.errors import BusyError, EnvironmentUnfitError, UsageError
+from build.signals import deferred_signals
 
 REPO = Path(__file__).resolve().parent.parent
 PATCHES = REPO / "patches"
@@ -134,8 +135,13 @@ def _exchange_or_move(part: Path, final: Path) -> bool:
         return True
     old = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".part", dir=final.parent))
     try:
-        final.rename(old)  # onto an empty folder
-        part.rename(final)
+        with deferred_signals():
+            final.rename(old)  # onto an empty folder
+            try:
+                part.rename(final)
+            except BaseException:
+                old.rename(final)
+                raise
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
@@ -158,7 +164,7 @@ def built_beside(final: Path) -> Iterator[Path]:
     part = Path(tempfile.mkdtemp(prefix=f".{final.name}.", suffix=".part", dir=final.parent))
     try:
         yield part
-        part.chmod(0o755)
+        part.chmod(0o777 & ~_UMASK)
         if final.is_symlink() or not final.is_dir() or not _exchange_or_move(part, final):
             clear(final)
             part.rename(final)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 from build.console import log
 from build.errors import EnvironmentUnfitError
@@ -87,7 +87,7 @@ def run(
     argv = tuple(str(part) for part in command)
     log.debug("$ %s", shlex.join(argv))
     source = subprocess.DEVNULL if stdin is None else subprocess.PIPE
-    with running(lambda: _start(argv, cwd, env or {}, source, subprocess.PIPE, without)) as process:
+    with running(lambda: start(argv, cwd, env or {}, source, subprocess.PIPE, without)) as process:
         out, err = process.communicate(stdin, timeout)
     log.debug("-> %d\n%s", process.returncode, err.decode("utf-8", "replace"))
     return Completed(argv, process.returncode, out, err)
@@ -98,11 +98,11 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in FOREIGN}
 
 
-def _start(
+def start(
     argv: tuple[str, ...],
     cwd: Path | None,
     env: Mapping[str, str],
-    source: int | None = None,
+    source: int | IO[bytes] | None = None,
     output: int | None = None,
     without: Collection[str] = (),
 ) -> subprocess.Popen[bytes]:
@@ -155,15 +155,17 @@ def running(start: Callable[[], subprocess.Popen[bytes]], grace: float = 0.0) ->
 def run_shown(
     command: Sequence[str | Path],
     *,
-    cwd: Path,
+    cwd: Path | None = None,
     env: Mapping[str, str],
     timeout: float,
     seen: Callable[[str], None] | None = None,
+    stdin: IO[bytes] | None = None,
 ) -> int:
     """Run `command` with its output on the terminal and return its exit status; Ctrl-C gives it time to clean up.
 
     Args:
         seen: gets each line of the output instead of the terminal; then a passed `timeout` raises nothing.
+        stdin: what the command reads; default what this process reads.
 
     Raises: as `run`.
     """
@@ -175,7 +177,7 @@ def run_shown(
             reading, output = os.pipe()
             lines = stack.enter_context(open(reading, encoding="utf-8", errors="replace"))  # noqa: PTH123 - a descriptor
         try:
-            process = stack.enter_context(running(lambda: _start(argv, cwd, env, None, output), _GRACE))
+            process = stack.enter_context(running(lambda: start(argv, cwd, env, stdin, output), _GRACE))
         finally:
             if output is not None:
                 os.close(output)
@@ -190,10 +192,10 @@ def run_shown(
     return status
 
 
-def run_together(tasks: Sequence[Callable[[], T]], most: int | None = None) -> list[T]:
+def run_together(tasks: Sequence[Callable[[], T]], most: int | None = None, grace: float = _GRACE) -> list[T]:
     """Call functions that run commands at once, `most` of them (default all), and return their results.
 
-    A failure or Ctrl-C ends all commands.
+    A failure or Ctrl-C ends all commands, which have `grace` seconds to clean up.
     """
     sysconfig.get_config_vars()  # older Pythons show it half made to a second thread that asks, as uv's package does
     with ThreadPoolExecutor(most or len(tasks)) as pool:
@@ -207,7 +209,7 @@ def run_together(tasks: Sequence[Callable[[], T]], most: int | None = None) -> l
             for process in tuple(_live):
                 with contextlib.suppress(ProcessLookupError):
                     process.send_signal(signal.SIGINT)
-            wait(futures, timeout=_GRACE)
+            wait(futures, timeout=grace)
             while pending := [future for future in futures if not future.done()]:
                 kill_all()  # repeatedly: a thread may have been about to start its command
                 wait(pending, timeout=0.1)

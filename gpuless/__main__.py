@@ -16,7 +16,7 @@ from build.console import console, note, progress
 from gpuless import measured
 from gpuless.catalogue import PROBES
 from gpuless.model import Form, ProbeResult, Verdict
-from gpuless.report import as_json, table, write_junit
+from gpuless.report import table, write_junit
 from gpuless.runner import chosen, run_probes, runner
 
 
@@ -24,8 +24,7 @@ def probe(
     python: Annotated[Path, typer.Option(help="the probed interpreter")] = Path(sys.executable),
     expect: Annotated[Form, typer.Option(help="what the wheel is judged as")] = Form.STOCK,
     ids: Annotated[list[str] | None, typer.Option("--only", metavar="ID", help="only this probe; repeatable")] = None,
-    json: Annotated[Path | None, typer.Option(help="write the results to this file as JSON")] = None,
-    junit: Annotated[Path | None, typer.Option(help="the same as JUnit XML")] = None,
+    junit: Annotated[Path | None, typer.Option(help="write the results to this file as JUnit XML")] = None,
     jobs: Annotated[int, typer.Option(help="probes at once; default: eight per core")] = 0,
     record: Annotated[
         bool, typer.Option("--record", help="write the outcomes of a stock wheel to measured.json")
@@ -48,8 +47,6 @@ def probe(
                 bar.advance(task)
 
             results = run_probes(ready, expect, wanted, show, jobs)
-    if json:
-        json.write_text(as_json(results), encoding="utf-8")
     if junit:
         write_junit(results, release, junit)
     console.print(table(results, f"torch {release}, judged as {expect.value}"))

@@ -74,7 +74,8 @@ class Probe:
         id: its name, unique.
         patch: the patch whose defect it shows.
         title: what it does, one line.
-        program: the module in `gpuless/probes` that runs in the probed interpreter, or one of its functions but `run`.
+        program: the module in `gpuless/probes` that runs in the probed interpreter, or one of its functions but `run`;
+            that of a test by its path, without `.py`.
         args: the program's arguments, plain values.
         environment: set for its process, on top of the harness's own; an empty value removes a variable.
         fires: injection sites; at least one must have been hit.

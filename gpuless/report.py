@@ -1,8 +1,7 @@
-"""Showing results: a table for people, JSON and JUnit XML for machines."""
+"""Showing results: a table for people, JUnit XML for machines."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from xml.etree import ElementTree
@@ -39,31 +38,9 @@ def table(results: Iterable[ProbeResult], title: str) -> Table:
     return shown
 
 
-def as_json(results: Iterable[ProbeResult]) -> str:
-    """Return the results as JSON text, with what each probe observed."""
-    return json.dumps([_plain(r) for r in results], indent=1) + "\n"
-
-
 def _expected(result: ProbeResult) -> str | None:
     expected = result.probe.expected(result.form, result.release)
     return expected.value if expected else None
-
-
-def _plain(result: ProbeResult) -> dict[str, object]:
-    return {
-        "probe": result.probe.id,
-        "patch": result.probe.patch.value,
-        "title": result.probe.title,
-        "backend": "nccl (simulated)",
-        "release": result.release,
-        "form": result.form.value,
-        "expected": _expected(result),
-        "got": result.got.value,
-        "verdict": result.verdict.value,
-        "seconds": round(result.seconds, 2),
-        "detail": dict(result.detail),
-        "output": result.output if result.verdict is not Verdict.AS_EXPECTED else "",
-    }
 
 
 def write_junit(results: Iterable[ProbeResult], release: str, path: Path) -> None:
@@ -72,14 +49,12 @@ def write_junit(results: Iterable[ProbeResult], release: str, path: Path) -> Non
     for result in results:
         case = _case(suite, result.probe.id, result.seconds)
         properties = ElementTree.SubElement(case, "properties")
-        plain = _plain(result)
-        for name in ("probe", "patch", "expected", "got"):
-            value = str(plain[name] or "not measured")
+        expected, got = _expected(result) or "not measured", result.got.value
+        known = {"probe": result.probe.id, "patch": result.probe.patch.value, "expected": expected, "got": got}
+        for name, value in known.items():
             ElementTree.SubElement(properties, "property", name=name, value=value)
         if result.verdict is Verdict.MISMATCH:
-            failure = ElementTree.SubElement(
-                case, "failure", message=f"expected {plain['expected']}, got {plain['got']}"
-            )
+            failure = ElementTree.SubElement(case, "failure", message=f"expected {expected}, got {got}")
             # XML cannot contain control characters, which a crash may print.
             failure.text = "".join(c for c in f"{result.detail}\n{result.output}" if c.isprintable() or c in "\n\t")
         elif result.verdict is Verdict.NOT_MEASURED:

@@ -58,6 +58,7 @@ conflict.warn(__path__[0])
 
 if TYPE_CHECKING:
     from multiworld.operations.p2p import P2P as P2P
+    from multiworld.torch.recovery import recovering as recovering
     from multiworld.worlds.group import Group as Group
     from multiworld.worlds.multi_world import MultiWorld as MultiWorld
     from multiworld.worlds.world import World as World
@@ -67,6 +68,7 @@ _LAZY = {
     "World": "multiworld.worlds.world",
     "Group": "multiworld.worlds.group",
     "P2P": "multiworld.operations.p2p",
+    "recovering": "multiworld.torch.recovery",
 }
 
 __all__ = [
@@ -105,6 +107,7 @@ __all__ = [
     "WorldState",
     "WrongContext",
     "__version__",
+    "recovering",
 ]
 
 

@@ -91,11 +91,13 @@ class NetworkSettings:
         ports: that our listeners may have; None: the kernel chooses.
         interfaces: names of interfaces or networks in CIDR notation, the first that fits is where peers reach us;
             empty: the way to the store decides.
+        same_host: whether data goes to members on this host by other ways than TCP.
     """
 
     secret: bytes | None = field(default=None, repr=False)
     ports: range | None = None
     interfaces: tuple[str, ...] = ()
+    same_host: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,10 @@ process) can decide without parsing text.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -100,6 +101,18 @@ def rebuilt(kind: type[MultiWorldError], state: Mapping[str, Any]) -> MultiWorld
     Exception.__init__(error, state.get("world"), state.get("what"))
     error.__dict__.update(state)
     return error
+
+
+@contextlib.contextmanager
+def told_of(
+    world: str | None, rank: int | None, operation: str = "join", generation: int | None = None
+) -> Iterator[None]:
+    """Let the errors of the enclosed say which world, rank, operation and generation they are about."""
+    try:
+        yield
+    except MultiWorldError as error:
+        place = {"generation": generation, "rank": rank, "operation": operation}
+        raise error.with_context(world=world, **place) from error.__cause__
 
 
 class InvalidArgument(MultiWorldError, ValueError):

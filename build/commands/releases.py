@@ -2,48 +2,38 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from build import paths
+from build import paths, record
 from build.console import console, note
 from build.releases import Release, load
 from build.series import manifest as manifests
 from build.series.overview import Progress, progress
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Return a report; empty if it does not exist or is none."""
-    try:
-        return dict(json.loads(path.read_bytes()))
-    except (FileNotFoundError, ValueError, TypeError):
-        return {}
+from build.wheeltest import results
 
 
 def built(folder: Path) -> str:
     """Return in words what is built in a release's folder."""
-    try:
-        record = _read(folder / "build.json")
-        if not (folder / record["patched"]["name"]).is_file():
-            return "wheel removed"
-        return f"{record['provenance']['version']}, Python {record['python']}"
-    except (KeyError, TypeError):  # none, or of another form
+    made = record.read(folder)
+    if made is None:
         return "no"
+    if not (folder / made.patched.name).is_file():
+        return "wheel removed"
+    return f"{made.provenance.version}, Python {made.python}"
 
 
 def proven(folder: Path) -> str:
     """Return in words the test result of the wheels in `folder`."""
-    try:
-        tests, wheel = _read(folder / "tests.json"), _read(folder / "build.json").get("patched")
-        if tests["patched_sha256"] != (wheel and dict(wheel).get("sha256")):
-            return "an older build"
-        return "yes" if tests["proven"] else "no: tests failed"
-    except (KeyError, TypeError, ValueError):
+    tests, made = results.read(folder), record.read(folder)
+    if tests is None:
         return "not tested"
+    if made is None or tests.patched_sha256 != made.patched.sha256:
+        return "an older build"
+    return "yes" if tests.proven else "no: tests failed"
 
 
 def sources(release: Release) -> str:

@@ -70,11 +70,3 @@ def index_problem(timeout: int) -> str:
     except pip_session.BROKEN as error:
         return unreachable(url or "", error).what
     return ""
-
-
-def forget() -> None:
-    """Read pip's settings and the indexes again at the next call."""
-    from build.official import pip_session  # late: it imports pip
-
-    pip_session.forget()
-    files.cache_clear()

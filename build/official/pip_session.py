@@ -115,9 +115,3 @@ def links(project: str) -> Iterator[Link]:
         if source is not None:
             yield from source.page_candidates()
             yield from source.file_links()
-
-
-def forget() -> None:
-    """Read pip's settings again at the next call."""
-    for cached in (_pip, session):
-        cached.cache_clear()

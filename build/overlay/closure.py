@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -60,74 +59,16 @@ class Definers:
 
 
 def hidden_needs(inputs: Inputs, objects: Iterable[Path]) -> frozenset[str]:
-    """Return the symbols that `objects` need and that stock has without exporting them."""
-    return _hidden(inputs, undefined(objects))
-
-
-def _hidden(inputs: Inputs, needs: frozenset[str]) -> frozenset[str]:
-    """Return those of `needs` that stock has without exporting them.
+    """Return the symbols that `objects` need and that stock has without exporting them.
 
     The wheels keep their full symbol tables, in which such a symbol is a local one.
     """
     libraries = [inputs.lib / name for name in inputs.replaceable]
-    missing = needs.difference(*(exported(library).keys() for library in libraries))
+    missing = undefined(objects).difference(*(exported(library).keys() for library in libraries))
     found = [defined(library)[name] for library in libraries for name in missing & defined(library).keys()]
     # Size 0: made by the linker, such as _GLOBAL_OFFSET_TABLE_. Standard: parts of a newer libstdc++ that the official
     # build linked statically; this machine's compiler has its own.
     return frozenset(item.name for item in found if item.size and not item.standard)
-
-
-class _Ahead:
-    """Starts units that finished ones seem to need, or to be used by, while others still compile.
-
-    It only saves time: which units are needed is decided when all are compiled, so it does not depend on their order.
-    """
-
-    def __init__(self, inputs: Inputs, definers: Definers) -> None:
-        self._inputs, self._definers = inputs, definers
-        self._candidates = dict[str, list[str]]()
-        self._users_wanted = not inputs.release.series
-        self._seen = set[str]()
-        self._lock = threading.Lock()
-
-    def __call__(self, pool: Pool) -> None:
-        # Reading takes seconds: a thread does not wait for the other, but compiles on. Its unit is read by whoever
-        # has the lock, or after the next unit; if there is none, nothing compiles beside which it could start.
-        if not self._lock.acquire(blocking=False):
-            return
-        try:
-            self._read_finished(pool)
-            if self._users_wanted and pool.last_round:
-                self._users_wanted = False
-                self._start_user(pool)
-        finally:
-            self._lock.release()
-
-    def _read_finished(self, pool: Pool) -> None:
-        while item := next((made for made in pool.finished if made.unit not in self._seen), None):
-            self._seen.add(item.unit)  # Before it is read: an object that cannot be read fails once.
-            self._start_definers(pool, item)
-
-    def _start_definers(self, pool: Pool, item: Object) -> None:
-        needs = _hidden(self._inputs, names(item.path).undefined) - self._candidates.keys()
-        self._candidates |= {symbol: self._definers.of(plain) for symbol, plain in _spelt(needs).items()}
-        finished = pool.finished
-        for symbol in sorted(self._candidates):
-            if not any(symbol in names(made.path).defined for made in finished):
-                _start_first(pool, self._candidates[symbol])
-
-    def _start_user(self, pool: Pool) -> None:
-        """Search once, since it takes a second: early enough that the unit does not compile alone in the end."""
-        if found := _concerned(self._inputs, {made.unit: made for made in pool.finished}):
-            _, users = _fewest_users(found)
-            _start_first(pool, self._definers.of(next(iter(users.values()))))
-
-
-def _start_first(pool: Pool, candidates: Iterable[str]) -> None:
-    """Start the first unit that is not compiled; one that compiles already may be the right one."""
-    unit = next((unit for unit in candidates if not pool.ended(unit)), None)
-    if unit is not None:
-        pool.start(unit)
 
 
 def _spelt(symbols: Collection[str]) -> dict[str, str]:
@@ -177,7 +118,7 @@ def compile_closure(inputs: Inputs) -> tuple[Object, ...]:
     units = dict(inputs.units)
     units |= {unit.path: unit.reason for unit in inputs.release.extra_units if unit.path not in units}
     definers = Definers(inputs.tree)
-    with compiling(inputs, _Ahead(inputs, definers)) as pool:
+    with compiling(inputs) as pool:
         work, done = _Work(inputs, pool, definers), {item.unit: item for item in pool.compile(units)}
         _add_needed(work, done)
         if not inputs.release.series:

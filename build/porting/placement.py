@@ -32,13 +32,13 @@ def other_candidates(alignment: Alignment, placed: Placed, at: int) -> list[int]
     old = list(alignment.base_norm[placed.start : placed.end])
     if not any(old):
         return []
-    _, near = between(alignment, placed.start, placed.end)
+    near = between(alignment, placed.start, placed.end)
     places = occurrences(alignment.ours_norm[near.start : near.stop], old)
     return [p for p in (near.start + n for n in places) if p != at and not _taken(alignment, p, len(old))]
 
 
-def between(alignment: Alignment, start: int, end: int) -> tuple[range, range]:
-    """Return the old and the new lines around `start..end`, up to the nearest lines that each file has once.
+def between(alignment: Alignment, start: int, end: int) -> range:
+    """Return the new lines around the old ones `start..end`, up to the nearest lines that each file has once.
 
     What these became is certain, so equal lines beyond them are of other blocks: blocks keep their order.
     """
@@ -48,7 +48,7 @@ def between(alignment: Alignment, start: int, end: int) -> tuple[range, range]:
     while below < size and not _pinned(alignment, below):
         below += 1
     first = alignment.to[above - 1] + 1 if above else 0
-    return range(above, below), range(first, alignment.to[below] if below < size else len(alignment.ours))
+    return range(first, alignment.to[below] if below < size else len(alignment.ours))
 
 
 def _pinned(alignment: Alignment, at: int) -> bool:

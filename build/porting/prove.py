@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 from msgspec import structs
 
 from build import paths
@@ -14,7 +13,7 @@ from build.pipeline import Request, build_release
 from build.porting.report import PortReport, ProbeReport, not_needed, reports
 from build.series.commits import write_series
 from build.wheeltest.environments import Form
-from build.wheeltest.results import NAME, Case, TestRecord
+from build.wheeltest.results import Case, TestRecord, read
 from build.wheeltest.suite import prove_release
 
 
@@ -31,19 +30,12 @@ def prove(report: PortReport, folder: Path, source: Path | None = None) -> tuple
         record = prove_release(report.new, paths.DIST, multiworld=False)
     except ToolError as error:
         failure = error
-        record = _kept(report.new) if isinstance(error, ProbeError) else None
+        record = read(paths.DIST / report.new) if isinstance(error, ProbeError) else None
     found = structs.replace(report, probes=probes_of(record) if record else ())
     for patch in not_needed(found.probes):
         step(f"no probe of {patch} fails on the stock wheel: it may no longer be needed")
     write_series(folder, reports(found), keep=[path.name for path in folder.glob("*.patch")])
     return found, failure
-
-
-def _kept(release: str) -> TestRecord | None:
-    try:
-        return msgspec.json.decode((paths.DIST / release / NAME).read_bytes(), type=TestRecord)
-    except (OSError, msgspec.DecodeError):
-        return None
 
 
 def probes_of(record: TestRecord) -> tuple[ProbeReport, ...]:

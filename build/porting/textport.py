@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeAlias
 
 from build.git import Git
 from build.porting import markers
@@ -16,17 +15,14 @@ from build.porting.alignment import Alignment, align, text_of
 from build.porting.functions import conflict_of, port_in_function, port_moved
 from build.porting.groups import Edit, Placed, apply_edits, split
 from build.porting.hunks import context_changes, port_hunk
-from build.porting.lines import norm, occurrences
-from build.porting.placement import HunkResult, UnevenError, between, fit, human
+from build.porting.lines import norm
+from build.porting.placement import HunkResult, human
 from build.series.inspect import Text, locate_all
 from build.series.model import Hunk
 from build.series.verdicts import Method, Verdict
 
 #: Number of hunks of a file from which on they are not compared with each other.
 MOST_HUNKS = 60
-#: Number of equal changes from which on they are one sweep through the file.
-LEAST = 3
-_Key: TypeAlias = tuple[tuple[bytes, ...], tuple[bytes, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +73,6 @@ def _each(
     alignment = align(old.lines, new.lines)
     located = _locate(old, hunks)
     results = [_port(alignment, placed) if placed else human("does not apply to the old tree") for placed in located]
-    results = place_equal(alignment, located, results)
     results = [_unmoved(result, hunk, hunks) for result, hunk in zip(results, hunks, strict=True)]
     return alignment, tuple(located), tuple(_once(results))
 
@@ -218,55 +213,3 @@ def _merges(alignment: Alignment, pairs: Sequence[tuple[Placed, HunkResult]]) ->
     if done.returncode:
         return None
     return done.stdout == b"".join(apply_edits(alignment.ours, [edit for _, result in pairs for edit in result.edits]))
-
-
-def place_equal(
-    alignment: Alignment, located: Sequence[Placed | None], results: Sequence[HunkResult]
-) -> list[HunkResult]:
-    """Return `results` with a place for the hunks whose changes are equal ones, in order, and leave no choice.
-
-    Every block of these lines between two lines that both files share must be changed by the patch, and be there as
-    often in the new file: then there is one assignment, whatever else was rewritten.
-    """
-    starts: dict[_Key, set[int]] = {}
-    for group in (group for placed in located if placed for group in placed.groups):
-        starts.setdefault(_key(alignment, group), set()).add(group.start)
-    final = list(results)
-    for number, (placed, result) in enumerate(zip(located, results, strict=True)):
-        if placed and result.verdict is Verdict.CONFLICT and result.method is Method.HUMAN:
-            final[number] = _place_equal(alignment, placed, starts) or result
-    return final
-
-
-def _key(alignment: Alignment, group: Edit) -> _Key:
-    return tuple(alignment.base_norm[group.start : group.end]), group.lines
-
-
-def _place_equal(alignment: Alignment, placed: Placed, starts: Mapping[_Key, set[int]]) -> HunkResult | None:
-    edits = []
-    for group in placed.groups:
-        at = _counterpart(alignment, group, starts[_key(alignment, group)])
-        if at is None:
-            return None
-        old, new = alignment.base[group.start : group.end], alignment.ours[at : at + group.end - group.start]
-        try:
-            lines, _ = fit(group.lines, zip(old, new, strict=True))
-        except UnevenError:
-            return None
-        edits.append(Edit(at, at + len(new), tuple(lines)))
-    offset = edits[0].start - (placed.groups[0].start + placed.hunk.first - placed.start)
-    why = f"one of the patch's equal changes, in their order: as many of the lines are left (line {edits[0].start + 1})"
-    return HunkResult(Verdict.DRIFTED, Method.MERGE, why, edits[0].start, tuple(edits), offset)
-
-
-def _counterpart(alignment: Alignment, group: Edit, starts: set[int]) -> int | None:
-    """Return the new line where a group's old lines must be; None if there are several assignments, or none."""
-    old, new = between(alignment, group.start, group.end)
-    block = list(alignment.base_norm[group.start : group.end])
-    before = [old.start + n for n in occurrences(alignment.base_norm[old.start : old.stop], block)]
-    now = [new.start + n for n in occurrences(alignment.ours_norm[new.start : new.stop], block)]
-    if len(starts) < LEAST or group.start not in before or len(before) != len(now) or not starts.issuperset(before):
-        return None
-    at = now[before.index(group.start)]
-    known = alignment.back[at : at + len(block)]
-    return at if all(origin in {-1, group.start + n} for n, origin in enumerate(known)) else None

@@ -6,25 +6,23 @@ import contextlib
 import errno
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from build.errors import SourceError
 from build.git import Git, init
-from build.paths import clear, sweep
-from build.signals import deferred_signals
+from build.paths import built_beside
 
 #: What a clone without all objects needs to fetch a missing one later.
 _PROMISOR = r"^(remote\.|extensions\.partialclone)"
 
 
 def new_repository(source: Git, target: Path) -> Git:
-    """Make a repository in the new folder `target` that has every object of `source`, by hard links where possible.
+    """Make a repository in the empty folder `target` that has every object of `source`, by hard links where possible.
 
     The source is only read. The new repository has no commit checked out and no branch.
     """
-    target.mkdir(parents=True)
+    target.mkdir(parents=True, exist_ok=True)
     # The objects are the source's, so the format is, too.
     git = init(target, "patched", object_format=source.line("rev-parse", "--show-object-format"))
     inside = target / ".git"
@@ -71,39 +69,12 @@ def _copy_promisor(source: Git, target: Git) -> None:
 
 @contextlib.contextmanager
 def replacing(final: Path) -> Iterator[Path]:
-    """Yield the path for a new folder, which replaces `final` when the block succeeds.
-
-    Unlike with `paths.built_beside`, the old folder is kept until then: it may have the work of a person. Temporary
-    folders of killed runs are removed first: call it with the lock on `final` held.
-    """
-    final.parent.mkdir(parents=True, exist_ok=True)
-    sweep(final)
-    with tempfile.TemporaryDirectory(prefix=f".{final.name}.", suffix=".part", dir=final.parent) as part:
-        yield Path(part, "new")
-        replace_folder(Path(part, "new"), final)
-
-
-def replace_folder(new: Path, final: Path) -> None:
-    """Replace the folder `final`, on which the lock is held, by the finished folder `new`.
-
-    After an interruption, `final` is the old folder or the new one. A killed run may leave the old one as `.NAME.old`,
-    which the next call removes.
+    """Yield an empty folder, which replaces `final` when the block succeeds; call it with the lock on `final` held.
 
     Raises:
-        SourceError: `final` exists and is not a folder.
+        SourceError: `final` is something else than a folder: a person's, since no run makes such.
     """
     if final.is_symlink() or (final.exists() and not final.is_dir()):
         raise SourceError(f"{final} is in the way: it is not a folder", remedy="give another folder")
-    old = final.with_name(f".{final.name}.old")
-    if final.exists():
-        clear(old)
-        with deferred_signals():
-            final.rename(old)
-            try:
-                new.rename(final)
-            except BaseException:
-                old.rename(final)
-                raise
-    else:
-        new.rename(final)
-    clear(old)
+    with built_beside(final) as part:
+        yield part

@@ -84,7 +84,6 @@ def write_series(folder: Path, patches: Iterable[Exported], keep: Iterable[str] 
     Call it with the lock on the port held: the leftovers of killed runs are removed.
     """
     with replacing(folder) as new:
-        new.mkdir()
         for name in keep:
             if (folder / name).is_file():
                 (new / name).write_bytes((folder / name).read_bytes())

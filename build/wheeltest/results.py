@@ -108,6 +108,14 @@ def write(record: TestRecord, folder: Path) -> None:
             part.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
 
 
+def read(folder: Path) -> TestRecord | None:
+    """Return the record of the last test in `folder`; None if there is none that can be read."""
+    try:
+        return msgspec.json.decode((folder / NAME).read_bytes(), type=TestRecord)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
 def _cell(case: Case | None) -> str:
     if case is None or not case.got:
         return "-"

@@ -130,7 +130,10 @@ def _probe(request: dict[str, Any]) -> None:
         _set(request["environment"])
         tempfile.tempdir = None  # determined again, from the probe's own TMPDIR
         fake.start("control")
-        module, _, function = request["program"].partition(".")
+        folder, _, program = request["program"].rpartition("/")
+        if folder:
+            sys.path.insert(0, folder)
+        module, _, function = program.partition(".")
         outcome, detail = getattr(importlib.import_module(module), function or "run")(**request["arguments"])
     except BaseException as error:  # noqa: BLE001 - whatever a program dies of is for the runner to show
         outcome, detail = "BROKEN", {"error": repr(error), "traceback": traceback.format_exc()[-1500:]}

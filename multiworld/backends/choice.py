@@ -6,11 +6,11 @@ import torch
 
 # Not when they are needed: an import in the middle of a collective fails where no file descriptor is free.
 from multiworld.backends import nccl, nccl_environment, torch_nccl
-from multiworld.backends.device_communicator import Member
-from multiworld.backends.device_driver import DeviceDriver
+from multiworld.backends.device_members import Member
 from multiworld.backends.gloo import GlooDriver
 from multiworld.backends.setup_store import SetupStore
 from multiworld.config import WorldConfig
+from multiworld.engine import library
 from multiworld.matching.driver import Driver
 
 
@@ -27,8 +27,8 @@ def make_driver(config: WorldConfig, place: int, size: int, store: SetupStore, a
     if config.backend == "gloo":
         return GlooDriver(store, place, size, address)
     us = Member(config.name, config.rank, place, size, config.device)
-    kind = nccl.NcclCommunicator if _has_bindings(config.backend) else torch_nccl.TorchNcclCommunicator
-    return DeviceDriver(kind(us), store, us)
+    kind = nccl.NcclDriver if _has_bindings(config.backend) else torch_nccl.TorchNcclDriver
+    return kind(store, us)
 
 
 def settle_environment(backend: str, world: str, rank: int) -> None:
@@ -55,6 +55,8 @@ def unavailable(backend: str) -> str | None:
     """
     if not torch.cuda.is_available():
         return "torch sees no CUDA device"
+    if not library.launch_functions():
+        return "multiworld was built without a C++ compiler"
     group = torch_nccl.unavailable()
     if backend == "torch-nccl" or group is None:
         return group

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from multiworld.engine import library
 from multiworld.matching.device import Moment
 
 _NON_BLOCKING = 1  # cudaStreamNonBlocking: no implicit order with the legacy default stream
@@ -41,14 +42,24 @@ def runtime() -> Any:
         RuntimeMissingError: there is none, or it is linked into torch without its names.
     """
     # The process's own names first: whatever is preloaded takes the place of the library for torch, too.
-    for library in (None, str(Path(torch.__file__).parent / "lib" / "libc10_cuda.so")):
+    for name in (None, str(Path(torch.__file__).parent / "lib" / "libc10_cuda.so")):
         try:
-            found = ctypes.CDLL(library)
+            found = ctypes.CDLL(name)
             found.cudaStreamCreateWithFlags  # noqa: B018 - looks the name up
         except (OSError, AttributeError):
             continue
         return found
     raise RuntimeMissingError("this process has no CUDA runtime whose functions can be called")
+
+
+def functions() -> dict[str, int]:
+    """The addresses of the runtime's functions that launches need.
+
+    Raises:
+        RuntimeMissingError: there is no runtime.
+    """
+    names = (name for name in library.launch_functions() if name.startswith("cuda"))
+    return {name: ctypes.cast(getattr(runtime(), name), ctypes.c_void_p).value or 0 for name in names}
 
 
 def check(code: int, call: str) -> None:

@@ -1,26 +1,31 @@
-"""A driver for tensors on a CUDA device: one communicator, its private stream, and the threads that serve it.
+"""The driver for tensors on a CUDA device: one communicator, its private stream, and the threads that serve it.
 
-Two threads take turns: one of them at a time makes the communicator, launches on it and ends it; nothing else calls
-NCCL. The other one waits for the ends of the operations. An abort is asked for by a flag. Where the one that launches
-does not come to it, since it is inside a call that does not return, another thread aborts. What hangs even then is left
-to its thread, with the memory that it uses.
+Two threads launch and wait in turns, in compiled code and without the GIL (``engine/launch``): one of them at a time
+makes the communicator, launches on it and ends it; nothing else calls NCCL. An abort is asked for by a flag. Where the
+one that launches does not come to it, since it is inside a call that does not return, another thread aborts. What hangs
+even then is left to its thread, with the memory that it uses.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from enum import IntEnum
+from functools import partial
 from typing import Any
 
 import torch
 
 from multiworld.backends import cuda, device_failures
-from multiworld.backends.device_communicator import Communicator, Facts, Member, host_id, meet
-from multiworld.backends.device_threads import DeviceThreads, Work
+from multiworld.backends.device_members import Facts, Member, host_id, meet
 from multiworld.backends.setup_store import SetupStore
+from multiworld.engine import library
 from multiworld.errors import BackendFailed
 from multiworld.matching.driver import DriverRefused, Finished, Launched
 from multiworld.process.thread_parking import immortal
@@ -38,24 +43,119 @@ DRAIN_SECONDS = 1.0
 #: how long an orderly close waits for the other members of the host before it aborts
 FINALIZE_SECONDS = 2.0
 
+#: kind, source, target, count, dtype, reduction, peer or root: see ``Call`` in ``engine/launch/communicator.h``
+Call = tuple[int, int, int, int, int, int, int]
 
-class DeviceDriver:
-    """See ``Driver``."""
 
+class _Job(IntEnum):
+    """What the launcher asks one of the two threads for; see ``Job`` in ``engine/launch/launcher.h``."""
+
+    NONE, TELL, PREPARE, LOOK, END = range(5)
+
+
+class _Report(IntEnum):
+    """What became of a launch; see ``Report`` in ``engine/launch/launcher.h``."""
+
+    LAUNCHED, OVER, FAILED, BROKEN = range(4)
+
+
+class Work:
+    """An operation under way. It keeps its tensors alive until the device no longer uses them.
+
+    Args:
+        number: of the launch.
+        tensors: the memory that it uses.
+        after: CUDA event that it waits for on the device; None for nothing.
+        prepare: launches what compiled code cannot, in the launching thread; returns what ``DeviceDriver.outcome``
+            takes, and calls that are still to be made. None if compiled code makes all calls.
+
+    Attributes:
+        handle: what ``prepare`` returned.
+        error: of its end; the first end counts.
+    """
+
+    def __init__(
+        self, number: int, tensors: Any, after: Any, prepare: Callable[[], tuple[Any, list[Call]]] | None
+    ) -> None:
+        self.number, self.tensors, self.after, self.prepare = number, tensors, after, prepare
+        self.handle: Any = None
+        self.error: BaseException | None = None
+        self.is_launched = self.is_over = False
+        self.finished: Finished | None = None
+        self.launched: Launched | None = None
+
+    def release(self) -> None:
+        """The device no longer uses the memory."""
+        self.tensors = self.after = self.prepare = self.handle = None
+
+    def due(self) -> list[Callable[[], None]]:
+        """The calls of its watchers that are due now, in their order; each is returned once."""
+        calls: list[Callable[[], None]] = []
+        if self.launched is not None and self.is_launched and self.error is None:
+            calls.append(self.launched)
+            self.launched = None
+        if self.finished is not None and self.is_over:
+            # Let go of: the watchers refer to the work.
+            calls.append(partial(self.finished, self.error))
+            self.finished = self.launched = None
+        return calls
+
+
+class DeviceDriver(ABC):
+    """See ``Driver``; a subclass has the operations, and the communicator.
+
+    The communicator belongs to one thread at a time, which has its device and its stream as the current ones. Only
+    ``abort_communicator`` may be called from another thread, as the last resort, while that thread is inside a call.
+    """
+
+    name: str
     on_device = True
 
-    def __init__(self, communicator: Communicator, store: SetupStore, us: Member) -> None:
-        self.name = communicator.name
-        self._communicator, self._store, self._us = communicator, store, us
+    def __init__(self, store: SetupStore, us: Member) -> None:
+        self._store, self._us = store, us
         self._device = torch.device(us.device)
         self._stream: cuda.PrivateStream | None = None
+        self._launcher = library.launcher()
         self._changed = threading.Condition()
-        self._threads = DeviceThreads(self._launch, self._outcome, self._look, self._end)
+        self._numbers = itertools.count(1)
+        self._works: dict[int, Work] = {}  # that the device may use memory of
+        self._guard = threading.Lock()  # of the works' ends and watchers
+        self._due: deque[Callable[[], None]] = deque()
+        self._telling = threading.Lock()
         self._doubtful: list[Work] = []
         self._failure: BaseException | None = None
         self._started = self._made = self._ending = self._ended = False
         self._remains = False  # what is launched may come into the stream still: NCCL launches in a thread of its own
         self._forget_device: Callable[[], None] = lambda: None
+
+    # the communicator
+
+    @abstractmethod
+    def version(self) -> str:
+        """Return what has to be the same on all members, in text."""
+
+    @abstractmethod
+    def connect(self, stream: int) -> None:
+        """Meet the other members, and open the launcher; operations go into ``stream``, its address. May block."""
+
+    def failure(self) -> BaseException | None:
+        """Return a failure in the background that compiled code does not see; None if there is none."""
+        return None
+
+    def outcome(self, handle: Any) -> BaseException | None:  # noqa: ARG002 - NCCL itself knows no single operations
+        """Return how an operation went so far, at once."""
+        return None
+
+    @abstractmethod
+    def abort_communicator(self) -> None:
+        """Stop its kernels and free it. May block. Harmless if it is gone, or not made yet."""
+
+    @abstractmethod
+    def finalize(self) -> None:
+        """Free it in good order, when nothing is under way here, unless the driver fails meanwhile. May block."""
+
+    def release(self) -> None:  # noqa: B027 - nothing is left of a communicator that was freed
+        """Let go of what an abort or an end leaves, when no operation and no call is under way any more. May block."""
 
     # what is asked of a driver
 
@@ -83,48 +183,13 @@ class DeviceDriver:
         if failure is not None:
             raise failure
 
-    def broadcast(self, tensor: torch.Tensor, root: int, *, after: Any = None) -> Work:
-        return self._start(lambda to: to.broadcast(tensor, root), tensor, after)
-
-    def all_reduce(self, tensor: torch.Tensor, op: Any, *, after: Any = None) -> Work:
-        return self._start(lambda to: to.all_reduce(tensor, op), tensor, after)
-
-    def reduce(self, tensor: torch.Tensor, root: int, op: Any, *, after: Any = None) -> Work:
-        return self._start(lambda to: to.reduce(tensor, root, op), tensor, after)
-
-    def all_gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, *, after: Any = None) -> Work:
-        return self._start(lambda to: to.all_gather(outputs, tensor), (outputs, tensor), after)
-
-    def gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int, *, after: Any = None) -> Work:
-        return self._start(lambda to: to.gather(outputs, tensor, root), (outputs, tensor), after)
-
-    def scatter(self, output: torch.Tensor, tensors: Sequence[torch.Tensor], root: int, *, after: Any = None) -> Work:
-        return self._start(lambda to: to.scatter(output, tensors, root), (output, tensors), after)
-
-    def reduce_scatter(self, output: torch.Tensor, tensor: torch.Tensor, op: Any, *, after: Any = None) -> Work:
-        return self._start(lambda to: to.reduce_scatter(output, tensor, op), (output, tensor), after)
-
-    def all_to_all(
-        self,
-        output: torch.Tensor,
-        tensor: torch.Tensor,
-        output_splits: Sequence[int],
-        input_splits: Sequence[int],
-        *,
-        after: Any = None,
-    ) -> Work:
-        return self._start(
-            lambda to: to.all_to_all(output, tensor, output_splits, input_splits), (output, tensor), after
-        )
-
-    def send(self, tensor: torch.Tensor, peer: int, *, after: Any = None) -> Work:
-        return self._start(lambda to: to.send(tensor, peer), tensor, after)
-
-    def recv(self, tensor: torch.Tensor, peer: int, *, after: Any = None) -> Work:
-        return self._start(lambda to: to.recv(tensor, peer), tensor, after)
-
     def watch(self, work: Work, finished: Finished, launched: Launched | None = None) -> None:
-        work.watch(finished, launched)
+        with self._guard:
+            work.finished, work.launched = finished, launched
+            if launched is not None and not work.is_over:
+                work.is_launched |= self._launcher.tell_launch(work.number)
+            self._due.extend(work.due())
+        self._call()
 
     def join(self, work: Work) -> None:
         """Let the calling thread's current stream wait for the end of ``work``, if that was not waited for already.
@@ -132,9 +197,9 @@ class DeviceDriver:
         Raises:
             DeviceFailed: the device is lost for this process.
         """
-        if work.end is not None and not work.has_succeeded:
+        if not work.is_over or work.error is not None:
             try:
-                torch.cuda.current_stream(self._device.index).wait_event(work.end)
+                self._launcher.join(work.number, torch.cuda.current_stream(self._device.index).cuda_stream)
             except RuntimeError as error:
                 raise self._explained(error) from error
 
@@ -146,7 +211,7 @@ class DeviceDriver:
     def close(self, deadline: float) -> None:
         """Free everything: in good order if nothing failed, and by an abort if that takes too long."""
         until = time.monotonic() + deadline
-        self._threads.close()
+        self._launcher.close()
         with self._changed:
             if not self._started:
                 return
@@ -160,10 +225,18 @@ class DeviceDriver:
 
     # starting and failing, from any thread
 
-    def _start(self, launch: Callable[[Any], Any], tensors: Any, after: Any) -> Work:
-        work = Work(launch, tensors, after)
-        if not self._threads.add(work):
-            work.is_over(self._failure or ConnectionAbortedError("the communicator was closed"))
+    def _start(
+        self,
+        tensors: Any,
+        after: Any,
+        calls: list[Call] | None,
+        prepare: Callable[[], tuple[Any, list[Call]]] | None = None,
+    ) -> Work:
+        """Launch ``calls``, or what ``prepare`` makes of it in the launching thread."""
+        number = next(self._numbers)
+        work = self._works[number] = Work(number, tensors, after, prepare)
+        if not self._launcher.add(number, calls, 0 if after is None else after.cuda_event):
+            self._let_go(work, self._failure or ConnectionAbortedError("the communicator was closed"))
         return work
 
     def _fail(self, failure: BaseException) -> None:
@@ -174,17 +247,38 @@ class DeviceDriver:
             self._failure = failure
             started = self._started
             self._changed.notify_all()
-        queued = self._threads.stop()
+        queued = self._launcher.stop()
         if started:
             with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts none: the process frees it
                 threading.Thread(target=self._see_it_end, name=self._thread("abort"), daemon=True).start()
-        for work in queued:
-            self._over(work, failure)
+        for number in queued:
+            self._let_go(self._works[number], failure)
 
-    def _over(self, work: Work, failure: BaseException) -> None:
-        """A work that was never launched, or whose launch failed."""
-        work.is_over(failure)
+    def _let_go(self, work: Work, error: BaseException | None) -> None:
+        """The device does not use its memory, or does so no more."""
+        self._works.pop(work.number, None)
         work.release()
+        self._is_over(work, error)
+
+    def _is_over(self, work: Work, error: BaseException | None) -> None:
+        """It has ended, for those who watch; the first end counts."""
+        with self._guard:
+            if not work.is_over:
+                work.is_over, work.error = True, error
+                work.is_launched |= error is None
+                self._due.extend(work.due())
+        self._call()
+
+    def _call(self) -> None:
+        """Make the calls that are due, unless another thread is making them: so they stay in order."""
+        while self._due and self._telling.acquire(blocking=False):
+            try:
+                while self._due:
+                    self._due.popleft()()
+            except Exception:  # noqa: PERF203 - the others must hear of theirs
+                logger.exception("handling the end of an operation failed")
+            finally:
+                self._telling.release()
 
     def _see_it_end(self) -> None:
         """After a failure: let go of what waits, and abort from here if the one that launches does not come to it."""
@@ -194,11 +288,10 @@ class DeviceDriver:
                 rescue.start()
         until = time.monotonic() + LET_GO_SECONDS - RESCUE_SECONDS
         ended = self._within(until - time.monotonic(), lambda: self._ended)
-        if ended and self._threads.is_empty(max(0.0, until - time.monotonic())):
+        if ended and self._launcher.drained(max(0.0, until - time.monotonic())):
             return
-        launching = self._threads.launching
-        for work in (*self._threads.left, *([] if launching is None else [launching])):  # our threads keep the memory
-            work.is_over(self._failure)
+        for work in tuple(self._works.values()):  # it keeps the memory
+            self._is_over(work, self._failure)
         if not self._within(ABORT_SECONDS, lambda: self._ended):
             immortal(self)  # destructors would wait for the same call
             what = f"the abort of its {self.name} communicator has not ended in {ABORT_SECONDS} s"
@@ -218,7 +311,7 @@ class DeviceDriver:
             threading.Thread(target=self._assist, name=self._thread("assist"), daemon=True).start()
         except Exception as error:  # noqa: BLE001 - whatever it is, it ends this communicator
             self._fail(self._explained(error))
-        self._threads.work()
+        self._serve()
 
     def _assist(self) -> None:
         try:
@@ -227,7 +320,7 @@ class DeviceDriver:
                 torch.cuda.set_stream(self._stream.torch)
         except Exception as error:  # noqa: BLE001 - whatever it is, the device is lost
             self._fail(self._explained(error))
-        self._threads.work()
+        self._serve()
 
     def _make(self) -> None:
         us = self._us
@@ -239,59 +332,93 @@ class DeviceDriver:
         except RuntimeError as error:
             device_failures.look(us.device, error)
             raise device_failures.failure_of(us.device) or self._refused(error) from error
-        ours = Facts(us.rank, self.name, self._communicator.version(), host_id(), bus)
+        ours = Facts(us.rank, self.name, self.version(), host_id(), bus)
         try:
             meet(self._store, us, ours)
-            self._communicator.connect(self._store, self._stream.pointer, self._has_failed)
+            self.connect(self._stream.pointer)
         except TimeoutError as error:
             raise self._late(self._store.timeout_seconds) from error
         with self._changed:
             self._made = self._failure is None
             self._changed.notify_all()
 
-    def _has_failed(self) -> bool:
-        return self._failure is not None
+    def _serve(self) -> None:
+        """Do what the launcher leaves to Python, until all is over."""
+        while True:
+            job, number, reports = self._launcher.next()
+            if job == _Job.TELL:
+                for report in reports:
+                    self._hear(*report)
+            elif job == _Job.PREPARE:
+                self._prepare(self._works[number])
+            elif job == _Job.LOOK:
+                self._look(self._works[number])
+            elif job == _Job.END:
+                self._end()
+            else:
+                return
 
-    def _look(self) -> None:
+    def _hear(self, what: int, number: int, text: str) -> None:
+        """Take up a report; its ``text`` is that of an error."""
+        if what == _Report.BROKEN:
+            self._fail(self._explained(RuntimeError(text)))
+            return
+        work = self._works[number]
+        if what == _Report.LAUNCHED:
+            with self._guard:
+                work.is_launched = True
+                self._due.extend(work.due())
+            self._call()
+        elif what == _Report.OVER:
+            self._let_go(work, self._outcome(work, text))
+        else:
+            self._launch_failed(work, RuntimeError(text))
+
+    def _prepare(self, work: Work) -> None:
+        """Put ``work`` into the stream; NCCL may connect to peers first, and wait for them in that."""
+        if work.prepare is None:
+            return
         try:
-            failure = self._communicator.failure()
-            oldest = next((work.handle for work in self._threads.left), None)
-            if failure is None and oldest is not None:
-                # Its end may never come: torch's watchdog can fail, or hang, in the abort that would end it.
-                failure = self._communicator.outcome(oldest)
+            work.handle, calls = work.prepare()
+        except DriverRefused as refused:
+            self._let_go(work, refused)
+        except Exception as error:  # noqa: BLE001 - of torch's and NCCL's many types: the launch failed
+            self._launch_failed(work, error)
+        else:
+            self._launcher.go_on(work.number, calls)
+
+    def _launch_failed(self, work: Work, error: BaseException) -> None:
+        """Part of it may have been launched: its memory is kept until the abort."""
+        failure = self._explained(error)
+        self._doubtful.append(work)
+        del self._works[work.number]
+        self._fail(failure)
+        self._is_over(work, self._failure)
+
+    def _look(self, oldest: Work) -> None:
+        try:
+            # The end of the oldest may never come: torch's watchdog can fail, or hang, in the abort that would end it.
+            failure = self.failure() or self.outcome(oldest.handle)
         except Exception as error:  # noqa: BLE001 - of torch's and NCCL's many types
             failure = error
         if failure is not None:
             self._fail(self._explained(failure))
 
-    def _launch(self, work: Work) -> bool:
-        """Put ``work`` into the stream; NCCL may connect to peers first, and wait for them in that."""
-        stream, launch = self._stream, work.launch
-        if stream is None or launch is None:
-            return False
+    def _outcome(self, work: Work, text: str) -> BaseException | None:
+        """Tell how a work went whose end has come, or could not be waited for; an abort ends it on the device, too."""
+        failure: BaseException | None
         try:
-            if work.after is not None:
-                stream.torch.wait_event(work.after)
-            work.handle = launch(self._communicator)
-            end = torch.cuda.Event(blocking=True)
-            end.record(stream.torch)
-        except DriverRefused as refused:
-            self._over(work, refused)
-            return False
-        except Exception as error:  # noqa: BLE001 - of torch's and NCCL's many types: the launch failed
-            failure = self._explained(error)
-            self._doubtful.append(work)  # part of it may have been launched: its memory is kept until the abort
-            self._fail(failure)
-            work.is_over(self._failure)
-            return False
-        work.end = end
-        work.was_launched()
-        return True
+            failure = RuntimeError(text) if text else self._failure or self.outcome(work.handle)
+        except Exception as error:  # noqa: BLE001 - of torch's many types
+            failure = error
+        if failure is not None and failure is not self._failure:
+            self._fail(self._explained(failure))
+        return None if failure is None else self._failure
 
     def _end(self) -> None:
         if self._failure is None:
             try:
-                self._communicator.finalize(self._has_failed)
+                self.finalize()
             except Exception as error:  # noqa: BLE001 - of torch's and NCCL's many types
                 self._fail(self._explained(error))
         if self._failure is not None:
@@ -303,7 +430,7 @@ class DeviceDriver:
         with self._changed:
             self._ended = True
             self._changed.notify_all()
-        self._give_back(self._threads.is_empty(ABORT_SECONDS))
+        self._give_back(self._launcher.drained(ABORT_SECONDS))
 
     def _give_back(self, empty: bool) -> None:
         """Let others have the stream; or keep it with all that it uses, if anything is left in it.
@@ -312,31 +439,20 @@ class DeviceDriver:
         """
         free = empty and not self._remains
         if free and self._stream is not None and self._stream.drains(DRAIN_SECONDS):
-            self._communicator.release()
+            self.release()
+            self._launcher.release()
             self._doubtful.clear()
             cuda.give_back(self._stream)
         elif self._stream is not None:
-            immortal(self._communicator)  # its destructor would wait in whatever thread collects it
-            immortal(self._doubtful)
+            immortal(self)  # destructors of the communicator's would wait in whatever thread collects it
 
     def _abort(self) -> None:
         try:
-            self._communicator.abort()
+            self.abort_communicator()
         except Exception as error:  # noqa: BLE001 - it fails as the device or the communicator did before
             self._remains = True
             us = self._us
             logger.warning("world %r, rank %d: the abort of a communicator failed: %s", us.world, us.rank, error)
-
-    def _outcome(self, work: Work) -> BaseException | None:
-        """Wait for the end of ``work``; an abort ends it on the device, too."""
-        try:
-            work.end.synchronize()
-            failure = self._failure or self._communicator.outcome(work.handle)
-        except Exception as error:  # noqa: BLE001 - of torch's many types
-            failure = error
-        if failure is not None and failure is not self._failure:
-            self._fail(self._explained(failure))
-        return None if failure is None else self._failure
 
     # errors
 

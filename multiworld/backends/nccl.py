@@ -1,7 +1,7 @@
-"""Communicators of our own, through NVIDIA's bindings ``nccl4py``: no watchdog of torch's, on any wheel.
+"""Communicators of our own, made by NVIDIA's bindings ``nccl4py``: no watchdog of torch's, on any wheel.
 
-They are non-blocking: no call of NCCL waits for a peer. What is in progress is asked for until it is done, or the
-communicator has failed.
+They are non-blocking: no call of NCCL waits for a peer. Compiled code calls the functions that the bindings have found
+(``engine/launch``), and asks for what is in progress until it is done, or the communicator has failed.
 """
 
 from __future__ import annotations
@@ -10,34 +10,27 @@ import contextlib
 import ctypes
 import functools
 import importlib
-import logging
-import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from enum import IntEnum
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from multiworld.backends.device_communicator import Cancelled, Gathered, Member
-from multiworld.backends.setup_store import SetupStore
+from multiworld.backends import cuda
+from multiworld.backends.device_driver import Call, DeviceDriver, Work
+from multiworld.backends.gathered import Gathered
+from multiworld.engine import library
 from multiworld.matching.driver import DriverRefused
 
-logger = logging.getLogger(__name__)
-
-_SUCCESS, _IN_PROGRESS = 0, 7
 ID_BYTES = 128
 _ID_KEY = "mw/nccl-id"
 #: non-blocking communicators, and ``ncclCommFinalize``
 _OLDEST = 21400
 #: the first version with ``ncclCommRevoke``
 REVOKES_FROM = 22800
-#: how long a revoke may take before the abort
-REVOKE_SECONDS = 0.2
-#: what is in progress is looked at without a pause at first, since most of it takes less time than the shortest sleep
-_SPIN_SECONDS = 100e-6
-#: and then after pauses that grow
-_FIRST_NAP, _LONGEST_NAP = 20e-6, 2e-3
+#: functions that are called where there are any
+_OPTIONAL = frozenset({"ncclCommRevoke"})
 
 _DTYPES = {torch.int8: 0, torch.uint8: 1, torch.bool: 1, torch.int32: 2, torch.int64: 4}
 _DTYPES |= {torch.float16: 6, torch.float32: 7, torch.float64: 8, torch.bfloat16: 9}
@@ -104,207 +97,123 @@ def _reduction(op: Any) -> int:
     raise DriverRefused(f"NCCL has no reduction {op}")
 
 
-class NcclCommunicator:
-    """See ``Communicator``."""
+class _Kind(IntEnum):
+    """See ``Call::Kind`` in ``engine/launch/communicator.h``."""
+
+    SEND, RECV, BROADCAST, ALL_REDUCE, REDUCE, ALL_GATHER, REDUCE_SCATTER, COPY = range(8)
+
+
+class NcclDriver(DeviceDriver):
+    """See ``Driver``."""
 
     name = "nccl"
 
-    def __init__(self, us: Member) -> None:
-        self._us = us
-        self._nccl = bindings()
-        self._stream = 0
-        self._comm: Any = None
-        self._cancelled: Cancelled = lambda: False
-        # Held in every call of NCCL that uses the communicator: an abort frees it.
-        self._inside = threading.Lock()
-
     def version(self) -> str:
-        return f"NCCL {printed(int(self._nccl.get_version()))}"
+        return f"NCCL {printed(int(bindings().get_version()))}"
 
-    def connect(self, store: SetupStore, stream: int, cancelled: Cancelled) -> None:
-        """See ``Communicator.connect``.
+    def connect(self, stream: int) -> None:
+        """See ``DeviceDriver.connect``.
 
         Raises:
             BackendFailed: the library lacks a function.
         """
-        self._stream, self._cancelled = stream, cancelled
-        config = self._nccl.Config()
+        nccl, us = bindings(), self._us
+        config = nccl.Config()
         config.blocking = 0
         with self._functions_needed():
-            identity = self._identity(store)
-            self._comm = self._nccl.comm_init_rank_config(self._us.size, identity, self._us.place, config)
-        self._settle()
+            functions = self._functions()
+            comm = nccl.comm_init_rank_config(us.size, self._identity(), us.place, config)
+        self._launcher.open(functions, stream, int(comm))
+        self._launcher.settle()
 
-    def failure(self) -> BaseException | None:
-        code = self._state()
-        return None if code in (_SUCCESS, _IN_PROGRESS) else RuntimeError(self._text(code))
+    def abort_communicator(self) -> None:
+        self._launcher.abort()
 
-    def outcome(self, handle: Any) -> BaseException | None:  # noqa: ARG002 - NCCL knows no single operations
-        return None
-
-    def abort(self) -> None:
-        """See ``Communicator.abort``; while another thread is inside a call, waits for the end of that."""
-        with self._inside:
-            comm, self._comm = self._comm, None
-        if comm is not None:
-            self._revoke(comm)
-            self._nccl.comm_abort(comm)
-
-    def release(self) -> None:
-        """Nothing is left of a communicator that was freed."""
-
-    def finalize(self, cancelled: Cancelled) -> None:
-        self._cancelled = cancelled
-        with self._launch():
-            self._nccl.comm_finalize(self._comm)
-        with self._inside:
-            comm, self._comm = self._comm, None
-        if comm is not None:
-            self._nccl.comm_destroy(comm)
+    def finalize(self) -> None:
+        self._launcher.finalize()
 
     # operations
 
-    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
-        at, count, dtype = tensor.data_ptr(), tensor.numel(), _dtype(tensor)
-        with self._launch():
-            self._nccl.broadcast(at, at, count, dtype, root, self._comm, self._stream)
+    def broadcast(self, tensor: torch.Tensor, root: int, *, after: Any = None) -> Work:
+        return self._calls(tensor, after, lambda: [_call(_Kind.BROADCAST, tensor, tensor, peer=root)])
 
-    def all_reduce(self, tensor: torch.Tensor, op: Any) -> None:
-        at, (count, dtype, reduction) = tensor.data_ptr(), _reduced(tensor, op)
-        with self._launch():
-            self._nccl.all_reduce(at, at, count, dtype, reduction, self._comm, self._stream)
+    def all_reduce(self, tensor: torch.Tensor, op: Any, *, after: Any = None) -> Work:
+        return self._calls(tensor, after, lambda: [_reduction_call(_Kind.ALL_REDUCE, tensor, tensor, op)])
 
-    def reduce(self, tensor: torch.Tensor, root: int, op: Any) -> None:
-        at, (count, dtype, reduction) = tensor.data_ptr(), _reduced(tensor, op)
-        with self._launch():
-            self._nccl.reduce(at, at, count, dtype, reduction, root, self._comm, self._stream)
+    def reduce(self, tensor: torch.Tensor, root: int, op: Any, *, after: Any = None) -> Work:
+        return self._calls(tensor, after, lambda: [_reduction_call(_Kind.REDUCE, tensor, tensor, op, root)])
 
-    def all_gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor) -> None:
-        count, dtype, gathered = tensor.numel(), _dtype(tensor), Gathered(outputs)
-        with self._launch():
-            self._nccl.all_gather(tensor.data_ptr(), gathered.whole.data_ptr(), count, dtype, self._comm, self._stream)
-        gathered.spread()
+    def all_gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, *, after: Any = None) -> Work:
+        def prepare() -> tuple[Gathered, list[Call]]:
+            gathered = Gathered(outputs)
+            copies = [_copy(source, target) for source, target in gathered.pieces()]
+            return gathered, [_call(_Kind.ALL_GATHER, tensor, gathered.whole), *copies]
 
-    def gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int) -> None:
-        dtype = _dtype(tensor)
-        with self._launch(), self._group():
-            self._send(tensor, dtype, root)
-            for place, one in enumerate(outputs):
-                self._recv(one, dtype, place)
+        return self._start((outputs, tensor), after, None, prepare)
 
-    def scatter(self, output: torch.Tensor, tensors: Sequence[torch.Tensor], root: int) -> None:
-        dtype = _dtype(output)
-        with self._launch(), self._group():
-            for place, one in enumerate(tensors):
-                self._send(one, dtype, place)
-            self._recv(output, dtype, root)
+    def gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int, *, after: Any = None) -> Work:
+        return self._calls(
+            (outputs, tensor), after, lambda: [_send(tensor, root), *map(_recv, outputs, range(len(outputs)))]
+        )
 
-    def reduce_scatter(self, output: torch.Tensor, tensor: torch.Tensor, op: Any) -> None:
-        count, dtype, reduction = _reduced(output, op)
-        source, target = tensor.data_ptr(), output.data_ptr()
-        with self._launch():
-            self._nccl.reduce_scatter(source, target, count, dtype, reduction, self._comm, self._stream)
+    def scatter(self, output: torch.Tensor, tensors: Sequence[torch.Tensor], root: int, *, after: Any = None) -> Work:
+        return self._calls(
+            (output, tensors), after, lambda: [*map(_send, tensors, range(len(tensors))), _recv(output, root)]
+        )
+
+    def reduce_scatter(self, output: torch.Tensor, tensor: torch.Tensor, op: Any, *, after: Any = None) -> Work:
+        return self._calls((output, tensor), after, lambda: [_reduction_call(_Kind.REDUCE_SCATTER, tensor, output, op)])
 
     def all_to_all(
-        self, output: torch.Tensor, tensor: torch.Tensor, output_splits: Sequence[int], input_splits: Sequence[int]
-    ) -> None:
-        dtype = _dtype(tensor)
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        *,
+        after: Any = None,
+    ) -> Work:
         sent, got = tensor.split(list(input_splits)), output.split(list(output_splits))
-        with self._launch(), self._group():
-            for place in range(self._us.size):
-                self._send(sent[place], dtype, place)
-                self._recv(got[place], dtype, place)
+        places = range(self._us.size)
+        return self._calls((output, tensor), after, lambda: [*map(_send, sent, places), *map(_recv, got, places)])
 
-    def send(self, tensor: torch.Tensor, peer: int) -> None:
-        dtype = _dtype(tensor)
-        with self._launch():
-            self._send(tensor, dtype, peer)
+    def send(self, tensor: torch.Tensor, peer: int, *, after: Any = None) -> Work:
+        return self._calls(tensor, after, lambda: [_send(tensor, peer)])
 
-    def recv(self, tensor: torch.Tensor, peer: int) -> None:
-        dtype = _dtype(tensor)
-        with self._launch():
-            self._recv(tensor, dtype, peer)
+    def recv(self, tensor: torch.Tensor, peer: int, *, after: Any = None) -> Work:
+        return self._calls(tensor, after, lambda: [_recv(tensor, peer)])
 
-    def _send(self, tensor: torch.Tensor, dtype: int, peer: int) -> None:
-        self._nccl.send(tensor.data_ptr(), tensor.numel(), dtype, peer, self._comm, self._stream)
-
-    def _recv(self, tensor: torch.Tensor, dtype: int, peer: int) -> None:
-        self._nccl.recv(tensor.data_ptr(), tensor.numel(), dtype, peer, self._comm, self._stream)
-
-    # NCCL's ways
-
-    @contextlib.contextmanager
-    def _launch(self) -> Iterator[None]:
-        """One launch; when the block is left, it is in the stream.
-
-        Raises:
-            ConnectionAbortedError: the communicator was aborted.
-        """
-        with self._inside:
-            self._check_alive()
-            yield
-        self._settle()
-
-    @contextlib.contextmanager
-    def _group(self) -> Iterator[None]:
-        """One launch of several operations. The group is the thread's own: it is closed whatever happens."""
-        self._nccl.group_start()
+    def _calls(self, tensors: Any, after: Any, calls: Callable[[], list[Call]]) -> Work:
+        """Launch one group of calls."""
         try:
-            yield
-        except BaseException:
-            with contextlib.suppress(Exception):
-                self._nccl.group_end()
-            raise
-        self._nccl.group_end()
+            return self._start(tensors, after, calls())
+        except DriverRefused as refused:
+            work = Work(0, None, None, None)
+            self._let_go(work, refused)
+            return work
 
-    def _settle(self) -> None:
-        """Wait until what was begun is done.
+    # the making
 
-        Raises:
-            RuntimeError: it failed.
-            ConnectionAbortedError: the communicator has to be aborted first.
-        """
-        began, nap = time.perf_counter(), 0.0
-        while (code := self._state()) == _IN_PROGRESS:
-            if self._cancelled():
-                raise ConnectionAbortedError("aborted while NCCL was at work")
-            time.sleep(nap)
-            if nap or time.perf_counter() - began > _SPIN_SECONDS:
-                nap = min(2 * nap or _FIRST_NAP, _LONGEST_NAP)
-        if code != _SUCCESS:
-            raise RuntimeError(self._text(code))
+    def _functions(self) -> dict[str, int]:
+        """The addresses that compiled code calls: those that the bindings and torch call."""
+        found = importlib.import_module("nccl.bindings._internal.nccl")
+        names = [name for name in library.launch_functions() if name.startswith("nccl")]
+        addresses = {name: int(found._inspect_function_pointer(f"__{name}")) for name in names}
+        missing = [name for name in names if not addresses[name] and name not in _OPTIONAL]
+        if missing:
+            raise _MissingError(", ".join(missing))
+        return addresses | cuda.functions()
 
-    def _state(self) -> int:
-        with self._inside:
-            self._check_alive()
-            return int(self._nccl.comm_get_async_error(self._comm))
-
-    def _check_alive(self) -> None:
-        if self._comm is None:
-            raise ConnectionAbortedError("the communicator was aborted")
-
-    def _revoke(self, comm: Any) -> None:
-        """Stop what is under way, on all members, where NCCL can; freeing comes after that."""
-        if comm is None or int(self._nccl.get_version()) < REVOKES_FROM:
-            return
-        try:
-            self._nccl.comm_revoke(comm, 0)
-            until = time.monotonic() + REVOKE_SECONDS
-            while int(self._nccl.comm_get_async_error(comm)) == _IN_PROGRESS and time.monotonic() < until:
-                time.sleep(_LONGEST_NAP)
-        except Exception as error:  # noqa: BLE001 - the abort does it alone then
-            logger.debug("nccl: no revoke: %s", error)
-
-    def _identity(self, store: SetupStore) -> Any:
+    def _identity(self) -> Any:
         """The id that place 0 makes and all use."""
         if self._us.place == 0:
-            identity = self._nccl.get_unique_id()
-            store.set(_ID_KEY, ctypes.string_at(identity.ptr, ID_BYTES))
+            identity = bindings().get_unique_id()
+            self._store.set(_ID_KEY, ctypes.string_at(identity.ptr, ID_BYTES))
             return identity
-        said = store.get(_ID_KEY)
+        said = self._store.get(_ID_KEY)
         if len(said) != ID_BYTES:
             raise RuntimeError(f"an id of {len(said)} bytes, not {ID_BYTES}, came from the first member of the group")
-        identity = self._nccl.UniqueId()
+        identity = bindings().UniqueId()
         ctypes.memmove(identity.ptr, said, ID_BYTES)
         return identity
 
@@ -313,7 +222,7 @@ class NcclCommunicator:
         try:
             yield
         except Exception as error:
-            if type(error).__name__ != "FunctionNotFoundError":
+            if not isinstance(error, _MissingError) and type(error).__name__ != "FunctionNotFoundError":
                 raise
             raise self._us.failed(
                 f"{self.version()} lacks a function that the driver needs: {error}",
@@ -321,8 +230,27 @@ class NcclCommunicator:
                 remedy="install a newer nvidia-nccl package, or join with backend='torch-nccl'",
             ) from error
 
-    def _text(self, code: int) -> str:
-        detail = ""
-        with contextlib.suppress(Exception), self._inside:
-            detail = str(self._nccl.get_last_error(self._comm)).strip()
-        return f"NCCL error {code}, {self._nccl.get_error_string(code)}{': ' if detail else ''}{detail}"
+
+class _MissingError(RuntimeError):
+    """A function of NCCL is not there."""
+
+
+def _call(kind: _Kind, source: torch.Tensor, target: torch.Tensor, *, peer: int = 0) -> Call:
+    return kind, source.data_ptr(), target.data_ptr(), source.numel(), _dtype(source), 0, peer
+
+
+def _reduction_call(kind: _Kind, source: torch.Tensor, target: torch.Tensor, op: Any, root: int = 0) -> Call:
+    count, dtype, reduction = _reduced(target, op)
+    return kind, source.data_ptr(), target.data_ptr(), count, dtype, reduction, root
+
+
+def _send(tensor: torch.Tensor, peer: int) -> Call:
+    return _Kind.SEND, tensor.data_ptr(), 0, tensor.numel(), _dtype(tensor), 0, peer
+
+
+def _recv(tensor: torch.Tensor, peer: int) -> Call:
+    return _Kind.RECV, 0, tensor.data_ptr(), tensor.numel(), _dtype(tensor), 0, peer
+
+
+def _copy(source: torch.Tensor, target: torch.Tensor) -> Call:
+    return _Kind.COPY, source.data_ptr(), target.data_ptr(), source.nbytes, 0, 0, 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,11 @@ import torch
 import torch.distributed as dist
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
-from multiworld.backends import nccl_environment
+from multiworld.backends import cuda, nccl_environment
 from multiworld.backends.calls import ProcessGroupCalls
-from multiworld.backends.device_communicator import Cancelled, Gathered, Member
+from multiworld.backends.device_driver import Call, DeviceDriver, Work
+from multiworld.backends.device_members import Member
+from multiworld.backends.gathered import Gathered
 from multiworld.backends.setup_store import SetupStore
 from multiworld.matching.driver import DriverRefused
 
@@ -39,14 +41,13 @@ def unavailable() -> str | None:
     return "this torch is built without NCCL" if nccl_environment.group_kind() is None else None
 
 
-class TorchNcclCommunicator:
-    """See ``Communicator``."""
+class TorchNcclDriver(DeviceDriver):
+    """See ``Driver``. Python makes torch's calls, and compiled code waits for their ends."""
 
     name = "torch-nccl"
 
-    def __init__(self, us: Member) -> None:
-        self._us = us
-        self._device = torch.device(us.device)
+    def __init__(self, store: SetupStore, us: Member) -> None:
+        super().__init__(store, us)
         self._calls = ProcessGroupCalls()
         self._group: Any = None
         self._tells_result = False
@@ -54,14 +55,15 @@ class TorchNcclCommunicator:
     def version(self) -> str:
         return nccl_environment.group_version()
 
-    def connect(self, store: SetupStore, stream: int, cancelled: Cancelled) -> None:  # noqa: ARG002 - torch has its own
-        """See ``Communicator.connect``.
+    def connect(self, stream: int) -> None:
+        """See ``DeviceDriver.connect``.
 
         Raises:
             BackendFailed: the environment is not as it has to be.
         """
         nccl_environment.settle(self._us.world, self._us.rank)
-        self._group = self._calls._group = self._made(store)
+        self._launcher.open(cuda.functions(), stream, 0)
+        self._group = self._calls._group = self._new_group(self._store)
         classic = isinstance(self._group, dist.ProcessGroupNCCL)
         self._tells_result = classic and hasattr(dist.Work, "get_future_result")
         eager = self._tells_result or not classic  # before 2.6 the call keeps the GIL: no other world would go on
@@ -79,7 +81,7 @@ class TorchNcclCommunicator:
         return None
 
     def outcome(self, handle: Any) -> BaseException | None:
-        """See ``Communicator.outcome``.
+        """See ``DeviceDriver.outcome``.
 
         Where torch's watchdog aborted, the event of the operation comes all the same, and on stock releases ``wait``
         returns as if nothing was. From 2.6 on the result is told apart; before, a peer's connections tell.
@@ -92,15 +94,15 @@ class TorchNcclCommunicator:
         failed = result is not None and result.done() and result.value() != _SUCCESS
         return RuntimeError("torch aborted the communicator over an error of NCCL") if failed else None
 
-    def abort(self) -> None:
+    def abort_communicator(self) -> None:
         for name in _ABORTS:
             end = getattr(self._group, name, None)
             if end is not None:
                 end()
                 return
 
-    def finalize(self, cancelled: Cancelled) -> None:
-        """See ``Communicator.finalize``.
+    def finalize(self) -> None:
+        """See ``DeviceDriver.finalize``.
 
         The members meet: then all that came before is done, in all of them. The rest is an abort, which waits for
         no peer: torch's ``shutdown`` waits for the others, cannot be cancelled, and one of them may give up meanwhile.
@@ -109,61 +111,89 @@ class TorchNcclCommunicator:
         self._meet()
         met.record()
         met.synchronize()
-        if not cancelled():
-            self.abort()
+        if self._failure is None:
+            self.abort_communicator()
 
     def release(self) -> None:
         self._group = self._calls._group = None
 
     def _meet(self) -> None:
         """Enqueue the least that needs all members; what is in it does not matter."""
-        self.all_reduce(torch.empty(1, dtype=torch.uint8, device=self._device), dist.ReduceOp.MAX)
+        least = torch.empty(1, dtype=torch.uint8, device=self._device)
+        self._calls.all_reduce(_unrecorded(least), dist.ReduceOp.MAX).wait()
 
     # operations: launched on a stream of torch's, which the thread's current stream then waits for
 
-    def broadcast(self, tensor: torch.Tensor, root: int) -> Any:
-        return self._launched(self._calls.broadcast(_known(tensor), root))
+    def broadcast(self, tensor: torch.Tensor, root: int, *, after: Any = None) -> Work:
+        return self._launch(tensor, after, lambda: self._calls.broadcast(_known(tensor), root))
 
-    def all_reduce(self, tensor: torch.Tensor, op: Any) -> Any:
-        return self._launched(self._calls.all_reduce(_reducible(tensor, op), op))
+    def all_reduce(self, tensor: torch.Tensor, op: Any, *, after: Any = None) -> Work:
+        return self._launch(tensor, after, lambda: self._calls.all_reduce(_reducible(tensor, op), op))
 
-    def reduce(self, tensor: torch.Tensor, root: int, op: Any) -> Any:
-        return self._launched(self._calls.reduce(_reducible(tensor, op), root, op))
+    def reduce(self, tensor: torch.Tensor, root: int, op: Any, *, after: Any = None) -> Work:
+        return self._launch(tensor, after, lambda: self._calls.reduce(_reducible(tensor, op), root, op))
 
-    def all_gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor) -> Any:
-        """See ``Communicator.all_gather``; not by torch's own for lists, which records streams for its memory."""
-        gathered = Gathered(outputs)
-        work = self._launched(self._group._allgather_base(_unrecorded(gathered.whole), _known(tensor)))
-        gathered.spread()
-        return work
+    def all_gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, *, after: Any = None) -> Work:
+        """See ``Driver.all_gather``; not by torch's own for lists, which records streams for its memory."""
 
-    def gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int) -> Any:
-        return self._launched(self._calls.gather(_all_known(outputs), _known(tensor), root))
+        def prepare() -> tuple[Any, list[Call]]:
+            gathered = Gathered(outputs)
+            work = self._group._allgather_base(_unrecorded(gathered.whole), _known(tensor))
+            work.wait()
+            gathered.spread()
+            return work, []
 
-    def scatter(self, output: torch.Tensor, tensors: Sequence[torch.Tensor], root: int) -> Any:
-        return self._launched(self._calls.scatter(_known(output), _all_known(tensors), root))
+        return self._start((outputs, tensor), after, None, prepare)
 
-    def reduce_scatter(self, output: torch.Tensor, tensor: torch.Tensor, op: Any) -> Any:
+    def gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int, *, after: Any = None) -> Work:
+        return self._launch(
+            (outputs, tensor), after, lambda: self._calls.gather(_all_known(outputs), _known(tensor), root)
+        )
+
+    def scatter(self, output: torch.Tensor, tensors: Sequence[torch.Tensor], root: int, *, after: Any = None) -> Work:
+        return self._launch(
+            (output, tensors), after, lambda: self._calls.scatter(_known(output), _all_known(tensors), root)
+        )
+
+    def reduce_scatter(self, output: torch.Tensor, tensor: torch.Tensor, op: Any, *, after: Any = None) -> Work:
         options = dist.ReduceScatterOptions()
         options.reduceOp = op
-        return self._launched(self._group._reduce_scatter_base(_known(output), _reducible(tensor, op), options))
+        return self._launch(
+            (output, tensor),
+            after,
+            lambda: self._group._reduce_scatter_base(_known(output), _reducible(tensor, op), options),
+        )
 
     def all_to_all(
-        self, output: torch.Tensor, tensor: torch.Tensor, output_splits: Sequence[int], input_splits: Sequence[int]
-    ) -> Any:
-        return self._launched(self._calls.all_to_all(_known(output), _known(tensor), output_splits, input_splits))
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        *,
+        after: Any = None,
+    ) -> Work:
+        return self._launch(
+            (output, tensor),
+            after,
+            lambda: self._calls.all_to_all(_known(output), _known(tensor), output_splits, input_splits),
+        )
 
-    def send(self, tensor: torch.Tensor, peer: int) -> Any:
-        return self._launched(self._calls.send(_known(tensor), peer))
+    def send(self, tensor: torch.Tensor, peer: int, *, after: Any = None) -> Work:
+        return self._launch(tensor, after, lambda: self._calls.send(_known(tensor), peer))
 
-    def recv(self, tensor: torch.Tensor, peer: int) -> Any:
-        return self._launched(self._calls.recv(_known(tensor), peer))
+    def recv(self, tensor: torch.Tensor, peer: int, *, after: Any = None) -> Work:
+        return self._launch(tensor, after, lambda: self._calls.recv(_known(tensor), peer))
 
-    def _launched(self, work: Any) -> Any:
-        work.wait()  # for the stream; the host goes on
-        return work
+    def _launch(self, tensors: Any, after: Any, call: Callable[[], Any]) -> Work:
+        def prepare() -> tuple[Any, list[Call]]:
+            work = call()
+            work.wait()  # for the stream; the host goes on
+            return work, []
 
-    def _made(self, store: SetupStore) -> Any:
+        return self._start(tensors, after, None, prepare)
+
+    def _new_group(self, store: SetupStore) -> Any:
         kind = nccl_environment.group_kind()
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = _LONGEST

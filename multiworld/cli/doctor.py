@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import platform
 import resource
 import socket
@@ -17,12 +18,11 @@ import torch.distributed as dist
 
 from multiworld.cli.nccl_checks import Check, Verdict, judged, nccl_checks
 from multiworld.engine import library
-from multiworld.errors import BrokenWorldException
-from multiworld.liveness.pulse import native_loop
+from multiworld.errors import BackendUnavailable, BrokenWorldException
+from multiworld.transport.network_settings import SAME_HOST, network_settings
 from multiworld.version import VERSION
 from multiworld.worlds.multi_world import MultiWorld
 
-_COMPILE = "install a C++ compiler, then multiworld again; in a source tree, run `python hatch_build.py`"
 _FEW_DESCRIPTORS = 4096
 _TRIAL_SECONDS = 20.0
 
@@ -30,7 +30,7 @@ _TRIAL_SECONDS = 20.0
 def examine() -> list[Check]:
     """Look at everything; a check that fails in an unexpected way is a failed check, not a traceback."""
     installation = _versions, _torch, _gloo, _loopback, _own_name, _descriptors, _own_sockets
-    return [*map(_looked, installation), _looked(_heartbeat), _looked(_engine), _looked(_trial), *_nccl()]
+    return [*map(_looked, (*installation, _engine, _trial, _same_host)), *_nccl()]
 
 
 def _nccl() -> list[Check]:
@@ -95,23 +95,41 @@ def _own_sockets() -> Check:
     return judged("/proc", seen, "our sockets can be seen" if seen else target, "mount /proc")
 
 
-def _heartbeat() -> Check:
-    if native_loop() is not None:
-        return Check("heartbeat", Verdict.OK, "compiled code answers, even while a thread holds the GIL")
-    return Check(
-        "heartbeat",
-        Verdict.NOTE,
-        "Python answers: a process whose GIL is held for longer than lost_after is lost for its peers",
-        _COMPILE,
-    )
-
-
 def _engine() -> Check:
-    if library.compiled() is not None:
-        return Check("engine", Verdict.OK, "compiled code moves the data of worlds on Gloo")
-    if library.choice() == "python":
-        return Check("engine", Verdict.OK, f"Python moves the data, as {library.CHOICE} says")
-    return Check("engine", Verdict.NOTE, "Python moves the data: small messages take about twice as long", _COMPILE)
+    try:
+        compiled = library.compiled() is not None
+    except BackendUnavailable as missing:
+        return Check("engine", Verdict.FAIL, missing.what, missing.remedy)
+    heartbeats = "compiled code answers heartbeats, even while a thread holds the GIL"
+    mover = "and moves the data of worlds on Gloo" if compiled else f"Python moves the data, as {library.CHOICE} says"
+    return Check("engine", Verdict.OK, f"{heartbeats}, {mover}")
+
+
+def _same_host() -> Check:
+    """How data goes to a member on this host."""
+    module = library.compiled()
+    if module is None or not network_settings().same_host:
+        why = f"{SAME_HOST} says so" if module is not None else "Python moves the data"
+        return Check("same host", Verdict.OK, f"TCP between members on one host: {why}")
+    way = asyncio.run(asyncio.wait_for(_way(), _TRIAL_SECONDS))
+    if way == "ring":
+        return Check("same host", Verdict.OK, "sockets without TCP, and shared memory for what is large")
+    refused = module.shared_memory_error()
+    why = f": {os.strerror(refused)}" if refused else ""
+    if way == "unix":
+        found, remedy = f"sockets without TCP, and no shared memory{why}", "allow memfd_create(2), or raise the limits"
+    else:
+        found, remedy = "TCP between members on one host: other sockets are refused", "allow abstract AF_UNIX sockets"
+    return Check("same host", Verdict.NOTE, found, f"{remedy}: large messages take about twice as long without")
+
+
+async def _way() -> str:
+    """The way of large payloads between two members in this process."""
+    async with MultiWorld() as left, MultiWorld() as right:
+        store = left.serve_store()
+        pair = await asyncio.gather(*(mw.join("doctor", rank, 2, store=store) for rank, mw in enumerate((left, right))))
+        await _exchange(*pair)
+        return str(pair[0].member.session.ways()[1])
 
 
 def _trial() -> Check:

@@ -43,6 +43,8 @@ def judged(name: str, good: bool, found: str, remedy: str, otherwise: Verdict = 
     return Check(name, Verdict.OK, found) if good else Check(name, otherwise, found, remedy)
 
 
+#: the first version of NCCL with ``ncclCommRevoke``
+_REVOKES_FROM = 22800
 _BINDINGS = INSTALL.format(extra="[nccl]")
 #: What an unpatched torch does in CleanUpOnly mode, as measured by the probes in ``gpuless``.
 _CLASSIC = (
@@ -167,7 +169,7 @@ def _bindings() -> Check:
     if why is not None:
         return Check("nccl4py", Verdict.NOTE, why, f"{_BINDINGS}: backend='nccl' then needs no patched wheel")
     version = int(nccl.bindings().get_version())
-    found = f"NCCL {nccl.printed(version)}, {'with' if version >= nccl.REVOKES_FROM else 'without'} revoke"
+    found = f"NCCL {nccl.printed(version)}, {'with' if version >= _REVOKES_FROM else 'without'} revoke"
     return Check("nccl4py", Verdict.OK, f"{found}: backend='nccl' uses it")
 
 

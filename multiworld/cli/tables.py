@@ -92,15 +92,15 @@ def top_view(folder: Path, processes: Sequence[ProcessStatus]) -> Group:
     """The worlds of all processes, and their latest events; what is missing if there is no process."""
     if not processes:
         return Group(Text(f"no process writes its status into {folder}"), how_to_write(folder))
-    table = _table("worlds", "pid", "program", "world", "rank", "size", "generation", "state", "first cause")
+    table = _table("worlds", "pid", "program", "world", "rank", "size", "generation", "state", "lanes", "first cause")
     for process in processes:
         pid = Text(f"{process.pid}{' (silent)' if process.stale else ''}", style="dim" if process.stale else "")
         for world in process.worlds:
             state = Text(world.state, style=_STATES.get(world.state, ""))
             numbers = (str(world.rank), str(world.size), str(world.generation))
-            table.add_row(pid, process.name, world.name, *numbers, state, Text(world.failure))
+            table.add_row(pid, process.name, world.name, *numbers, state, world.lanes, Text(world.failure))
         if not process.worlds:
-            table.add_row(pid, process.name, "none", "", "", "", "", "")
+            table.add_row(pid, process.name, "none", "", "", "", "", "", "")
     events = _table("events", "pid", "event")
     listed = sorted((text, process.pid) for process in processes for text in process.events)
     for text, number in listed[-15:]:  # they begin with their time

@@ -11,17 +11,19 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
 from multiworld.errors import BrokenWorldException, MultiWorldError
 from multiworld.matching.agreement import CollectiveOperation
 from multiworld.matching.collective_plan import Bytes, Plan
+from multiworld.matching.device import Device, DeviceEnd, Moment
+from multiworld.matching.driver import Driver
 from multiworld.matching.interface import Matching
 from multiworld.matching.membership import GroupMembers, Membership
-from multiworld.matching.operation import Host, Operation
-from multiworld.matching.protocol import CODES, Mode
+from multiworld.matching.operation import Host, Launch, Operation
+from multiworld.matching.protocol import CODES, Mode, channel
 from multiworld.matching.send_receive import (
     End,
     Payload,
@@ -33,9 +35,9 @@ from multiworld.matching.send_receive import (
 )
 
 T = TypeVar("T", bound=Operation)
-#: a message as the compiled part takes it: whether it is received, peer, key, mode, dtype code, bytes, memory, what
-#: follows it
-_Message = tuple[bool, int, int, int, int, int, int | bytes | None, bytes | None]
+#: a message as the compiled part takes it: whether it is received, and on the device, peer, key, mode, dtype code,
+#: bytes, memory, what follows it
+_Message = tuple[bool, bool, int, int, int, int, int, int | bytes | None, bytes | None]
 
 
 class Outcome(enum.IntEnum):
@@ -45,7 +47,7 @@ class Outcome(enum.IntEnum):
     DONE = 1
     MISMATCH = 2
     ENDED = 3
-    AGREED = 4
+    OWED = 4
 
 
 class Compiled(Operation, ABC):
@@ -58,6 +60,10 @@ class Compiled(Operation, ABC):
 
     engine: CompiledEngine
     number = 0
+
+    @abstractmethod
+    def launched(self, peer: int) -> Launch:
+        """Make the call of the backend, once ``peer``, or all members, agree."""
 
     @abstractmethod
     def finished(self, peer: int) -> None:
@@ -76,9 +82,11 @@ class Compiled(Operation, ABC):
         """Take over this outcome, unless there is one by now."""
         if self.done:
             return
-        if outcome in (Outcome.DONE, Outcome.AGREED):
+        if outcome == Outcome.OWED:
+            self.engine.begin()
+        elif outcome == Outcome.DONE:
             try:
-                self.finished(peer) if outcome == Outcome.DONE else self.engine.agreed(self.number)
+                self.finished(peer)
             except Exception as error:  # noqa: BLE001 - the peer's part cannot be right, and the world's end tells it
                 self.number = 0  # once is enough
                 self.engine.mishandled(peer, error)
@@ -96,25 +104,67 @@ class Compiled(Operation, ABC):
         self.engine.take(self.number)
         return super().result()
 
-    def withdraw(self) -> None:
-        """Give a message up: its memory is the caller's, and what is under way goes on in the compiled engine."""
-        self.withdrawn = True
-        self.registry.operations.discard(self)
-        self.engine.withdraw(self.number)
-
     def watch(self) -> None:
-        self.engine.watch(self)
+        if self.launch is None:  # else the backend tells its end
+            self.engine.watch(self)
+
+    def _settle(self) -> None:
+        if self.launch is not None:
+            self.engine.over(self)
+        super()._settle()
 
 
 class CompiledSend(Compiled):
-    """A send that is under way in the compiled engine."""
+    """A send that is under way in the compiled engine.
+
+    Args:
+        end: where the payload is on the device.
+    """
 
     def __init__(
-        self, engine: CompiledEngine, name: str, peer: int, signature: Signature | None, keep: Any, number: int = 0
+        self,
+        engine: CompiledEngine,
+        name: str,
+        peer: int,
+        signature: Signature | None,
+        keep: Any,
+        number: int = 0,
+        end: End = None,
     ) -> None:
         super().__init__(engine, name, keep)
         self.engine, self.peer, self.signature = engine, peer, signature
-        self.number = number
+        self.number, self.end = number, end
+        self.copying = False  # the caller's memory is copied on the device, since its caller waits no more
+
+    def launched(self, peer: int) -> Launch:
+        launch = self.launch = Launch(self, (self.registry.membership.rank, peer), self._begin, self.complete)
+        launch.streamed = self.end is not None and self.end.streamed
+        self.running = launch.borrows = launch.ready = not self.copying
+        return launch
+
+    def _begin(self, driver: Driver) -> Any:
+        data, moment = _ready(self.end)
+        return driver.send(data, 1, after=moment.event)
+
+    def withdraw(self) -> None:
+        """Give it up. What is matched goes on; on the device in the caller's memory, or, if it is only offered, from a
+        copy."""
+        self.withdrawn = True
+        self.copying = self.engine.withdraw(self) and self.launch is None
+        if not self.running:
+            self.registry.operations.discard(self)
+
+    def detach(self) -> None:
+        super().detach()
+        end = self.end
+        if not self.copying or end is None or end.data is None:
+            return
+        (data,), moment = end.device.copies_of([end.data], end.moment)
+        with self.registry.lock:
+            end.data, end.moment = data, moment
+            self.copying, self.keep = False, None
+            if self.launch is not None:
+                self.launch.set_ready()
 
     def finished(self, _: int) -> None:
         """Complete it: all is written, or copied."""
@@ -133,7 +183,10 @@ class CompiledSend(Compiled):
 
 
 class CompiledReceive(Compiled, Received):
-    """A receive that is under way in the compiled engine, from ``peers`` or the one of them that sends first."""
+    """A receive that is under way in the compiled engine, from ``peers`` or the one of them that sends first.
+
+    Where its payload lies on the device, it may be the receive of a caller who has left; then it is kept for the next.
+    """
 
     def __init__(
         self,
@@ -143,14 +196,66 @@ class CompiledReceive(Compiled, Received):
         signature: Signature | None,
         keep: Any,
         number: int = 0,
+        end: End = None,
     ) -> None:
-        super().__init__(engine, name, keep)
+        super().__init__(engine, name, keep, end=end)
         self.engine, self.peers, self.signature = engine, peers, signature
         self.number = number
+        self._borrowed = end is not None and end.data is not None
+        self._kept: CompiledReceive | None = None  # whose message it has
+
+    @property
+    def taken(self) -> DeviceEnd | None:
+        kept = self._kept
+        return None if kept is None or self.shape is not None else kept.end
+
+    def launched(self, peer: int) -> Launch:
+        _, self.dtype, nbytes, shape = self.engine.on_device(self.number)
+        self.shape = shape or None
+        end, us = self.end, self.registry.membership.rank
+        launch = self.launch = Launch(self, (peer, us), self._begin, lambda: self._landed(peer), value=peer)
+        launch.streamed = end is not None and end.streamed
+        self.running = launch.borrows = self._borrowed
+        launch.ready = end is not None and end.data is not None
+        if not launch.ready:
+            self.engine.aside(lambda: self._find_room(launch, nbytes))
+        return launch
+
+    def _begin(self, driver: Driver) -> Any:
+        data, moment = _ready(self.end)
+        return driver.recv(data, 0, after=moment.event)
+
+    def _find_room(self, launch: Launch, nbytes: int) -> None:
+        """Find memory for a message whose length the sender has said, or that has no waiter. Without the lock."""
+        end = self.end
+        try:
+            end = self.engine.an_end() if end is None else end
+            data, moment = end.device.room(nbytes, end.moment)
+        except RuntimeError as error:  # what torch raises when there is no memory
+            with self.registry.lock:
+                what = f"a message of {nbytes} bytes for which the device has no memory: {error}"
+                self.registry.protocol_error(launch.ranks[0], what)
+            return
+        with self.registry.lock:
+            end.data, end.moment, self.end = data, moment, end
+            launch.set_ready()
+
+    def _landed(self, peer: int) -> None:
+        """The payload is there. In the memory of a caller who has left it is kept as soon as it is copied there."""
+        self.running = False
+        self.engine.landed(self.number)
+        if self._borrowed or not self.withdrawn:
+            self.complete(peer)
 
     def finished(self, peer: int) -> None:
         """Complete it: the message is there."""
-        if self.keep is None:
+        number, dtype, _, shape = self.engine.on_device(self.number) if self.end is not None else (0, 0, 0, b"")
+        if number:
+            self._kept = self.engine.message(number) if number != self.number else None
+            self.dtype, self.shape = dtype, shape or None
+            if self._kept is not None and self.shape is not None:
+                self.end = self._kept.end
+        elif self.keep is None:
             keeper, self.dtype, memory = self.engine.received(self.number)
             self.buffer = _tensor_over(keeper, *memory)
         self.complete(peer)
@@ -160,8 +265,38 @@ class CompiledReceive(Compiled, Received):
         return refused_receive(self, peer, self.signature or _plain_signature(self.keep), theirs)
 
     def withdraw(self) -> None:
-        super().withdraw()
-        self.keep = None
+        """Give it up. On the device a message that is on its way is waited for, and kept for the next receive."""
+        self.withdrawn = True
+        self.registry.operations.discard(self)
+        self._kept = None  # it is back where it was
+        if not self.engine.withdraw(self):
+            self.keep = self.end = None
+            self._borrowed = False
+        elif self.launch is not None and self.launch.operation is not None:
+            # Its caller waits for its end now, also who went on with the stream and was not woken yet.
+            self.done, self.running = False, self._borrowed
+            self.registry.operations.add(self)
+        else:
+            self.settle()
+
+    def detach(self) -> None:
+        """See ``Operation.detach``: a message without a waiter is kept for the next receive."""
+        super().detach()
+        end = self.end
+        if not (self.withdrawn and self._borrowed and self.succeeded) or end is None or end.data is None:
+            return
+        (data,), moment = end.device.copies_of([end.data], end.moment)
+        with self.registry.lock:
+            self.end, self.keep, self._borrowed = DeviceEnd(end.device, moment, data), None, False
+            self.engine.keep(self)
+
+    def result(self) -> Any:
+        kept = self._kept
+        try:
+            return super().result()
+        finally:
+            if kept is not None:
+                self.engine.forget(kept)
 
     def awaits(self) -> tuple[int, ...]:
         if len(self.peers) == 1:
@@ -181,6 +316,9 @@ class CompiledCollective(Compiled, CollectiveOperation):
         super().__init__(engine, group.gid, group.digest, group.ranks, plan)
         self.engine = engine
 
+    def launched(self, _: int = -1) -> Launch:
+        return CollectiveOperation.launched(self)
+
     def finished(self, _: int) -> None:
         """Make the result of what all sent, or leave it to the backend's end."""
         if self.plan.launch is None:
@@ -193,12 +331,10 @@ class CompiledCollective(Compiled, CollectiveOperation):
         return self.mismatch([heard[rank][0] if rank in heard else self.fingerprint for rank in self.ranks])
 
     def withdraw(self) -> None:
+        """Give it up; for the others it goes on."""
         self.withdrawn = True
         self.give_back()
-        if self.plan.launch is not None:
-            self.settle()  # for the others it goes on: the backend begins it if it can
-        self.engine.withdraw(self.number)
-        if self.plan.launch is None:
+        if not self.engine.withdraw(self):
             self.registry.operations.discard(self)
 
     def missing(self) -> tuple[int, ...]:
@@ -209,12 +345,19 @@ class CompiledCollective(Compiled, CollectiveOperation):
 
     def _settle(self) -> None:
         if self.plan.launch is not None:
-            self.engine.over(self.number)
+            self.engine.over(self)
         super()._settle()
 
 
 def _plain_signature(tensor: torch.Tensor) -> Signature:
     return Mode.FIXED, CODES[tensor.dtype], tensor.nbytes
+
+
+def _ready(end: End) -> tuple[torch.Tensor, Moment]:
+    """The memory of an end that is ready, and when it may be used."""
+    if end is None or end.data is None:
+        raise LookupError("a transfer began without memory")
+    return end.data, end.moment
 
 
 class CompiledEngine(Matching):
@@ -231,12 +374,14 @@ class CompiledEngine(Matching):
         lock: AbstractContextManager[Any],
         clock: Callable[[], float],
         native: Any,
+        device: Device | None = None,
     ) -> None:
-        super().__init__(membership, host, lock, clock)
+        super().__init__(membership, host, lock, clock, device)
         self.native: Any = native
         self._watched: dict[int, Compiled] = {}
-        self._launching: dict[int, CompiledCollective] = {}
-        self._together: list[tuple[Compiled, _Message]] | None = None
+        #: what the backend does, or may have to do; and messages on the device that are kept
+        self._going: dict[int, Compiled] = {}
+        self._together: list[tuple[CompiledSend | CompiledReceive, _Message]] | None = None
 
     def send(
         self,
@@ -246,12 +391,15 @@ class CompiledEngine(Matching):
         signature: Signature,
         payload: Payload,
         keep: Any,
-        end: End = None,  # noqa: ARG002 - nothing is on a device here
+        end: End = None,
     ) -> CompiledSend:
-        operation = CompiledSend(self, name, peer, signature, keep)
-        first, *rest = payload
-        memory = first if keep is None else keep.data_ptr()
-        message = (False, peer, key, *signature, memory, rest[0] if rest else None)
+        operation = CompiledSend(self, name, peer, signature, keep, end=end)
+        if end is None:
+            first, *rest = payload
+            memory = first if keep is None else keep.data_ptr()
+            message = (False, False, peer, key, *signature, memory, rest[0] if rest else None)
+        else:
+            message = (False, True, peer, key, *signature, None, b"".join(payload))
         with self.lock:
             if self.register(operation, (peer,)):
                 self._start(operation, message)
@@ -265,10 +413,11 @@ class CompiledEngine(Matching):
         signature: Signature,
         view: View,  # noqa: ARG002 - the memory of ``keep``
         keep: Any,
-        end: End = None,  # noqa: ARG002 - nothing is on a device here
+        end: End = None,
     ) -> CompiledReceive:
-        operation = CompiledReceive(self, name, (peer,), signature, keep)
-        message = (True, peer, key, *signature, None if keep is None else keep.data_ptr(), None)
+        operation = CompiledReceive(self, name, (peer,), signature, keep, end=end)
+        memory = None if keep is None or end is not None else keep.data_ptr()
+        message = (True, end is not None, peer, key, *signature, memory, None)
         with self.lock:
             # A message from before the peer left can still be received.
             kept = self.departed and self.native is not None and self.native.keeps(peer, key)
@@ -286,9 +435,36 @@ class CompiledEngine(Matching):
             number = self._start_plain(True, peer, key, tensor)
             return None if not number else self._begun(CompiledReceive(self, name, (peer,), None, tensor, number))
 
+    def exchanged(self, name: str, number: int, seconds: float) -> None:
+        """Count a message that was exchanged in one call, which took ``seconds``, and let go of it."""
+        with self.lock:
+            self.counts[name] += 1
+            self.latencies[name].observe(seconds)
+        self.take(number)
+
+    def adopt(self, name: str, number: list[int], peer: int, tensor: torch.Tensor) -> Compiled:
+        """Make an operation of a message that is not done yet, or not well; the caller's ``number`` is 0 from then on.
+
+        Without the lock.
+        """
+        with self.lock:
+            operation: Compiled
+            if name == "send":
+                operation = self._begun(CompiledSend(self, name, peer, None, tensor, number[0]))
+            else:
+                operation = self._begun(CompiledReceive(self, name, (peer,), None, tensor, number[0]))
+            number[0] = 0
+            if self.failure is None:
+                operation.settle()
+            else:
+                operation.fail(self.failure)
+        return operation
+
     def _start_plain(self, receives: bool, peer: int, key: int, tensor: torch.Tensor) -> int | None:
         """Start it, unless there is something to be said that the general way says."""
         if self.failure is not None or self.departed or self.native is None:
+            return None
+        if self.device is not None and self.device.takes(tensor):
             return None
         return self.native.start_tensor(receives, peer, key, tensor)  # type: ignore[no-any-return]
 
@@ -304,15 +480,15 @@ class CompiledEngine(Matching):
         signature: Signature,
         view: View,  # noqa: ARG002 - the memory of ``keep``
         keep: Any,
-        end: End = None,  # noqa: ARG002 - nothing is on a device here
+        end: End = None,
     ) -> CompiledReceive:
-        operation = CompiledReceive(self, "recv", peers, signature, keep)
+        operation = CompiledReceive(self, "recv", peers, signature, keep, end=end)
         with self.lock:
             all_gone = self.departed.issuperset(peers)
             kept = all_gone and self.native is not None and any(self.native.keeps(peer, key) for peer in peers)
             if self.register(operation, peers if all_gone and not kept else ()):
-                _, dtype, nbytes = signature
-                operation.number = self.native.start_any(peers, key, dtype, nbytes, keep.data_ptr())
+                memory = keep.data_ptr() if end is None else None
+                self._began({self.native.start_any(peers, key, *signature, memory): operation})
         return operation
 
     def collective(self, group: GroupMembers, plan: Plan) -> CompiledCollective:
@@ -327,12 +503,13 @@ class CompiledEngine(Matching):
                 given = group.gid, group.ranks, operation.fingerprint, launches, outgoing
                 operation.number = self.native.collective(*given)
                 if launches:
-                    self._launching[operation.number] = operation
+                    self._going[operation.number] = operation
+                    self.begin()
         return operation
 
     @contextmanager
     def together(self, peers: Iterable[int]) -> Iterator[None]:  # noqa: ARG002 - the compiled part knows them
-        started: list[tuple[Compiled, _Message]] = []
+        started: list[tuple[CompiledSend | CompiledReceive, _Message]] = []
         self._together = started
         try:
             yield
@@ -340,14 +517,24 @@ class CompiledEngine(Matching):
             self._together = None
         registered = [(operation, message) for operation, message in started if not operation.done]
         numbers = self.native.start_all([message for _, message in registered])
-        for (operation, _), number in zip(registered, numbers, strict=True):
-            operation.number = number
+        self._began(dict(zip(numbers, (operation for operation, _ in registered), strict=True)))
 
     def _start(self, operation: CompiledSend | CompiledReceive, message: _Message) -> None:
         if self._together is None:
-            operation.number = self.native.start(message)
+            self._began({self.native.start(message): operation})
         else:
             self._together.append((operation, message))
+
+    def _began(self, started: dict[int, CompiledSend | CompiledReceive]) -> None:
+        """Note the numbers of what was started, and begin on the backend what was matched at once."""
+        on_device = False
+        for number, operation in started.items():
+            operation.number = number
+            if operation.end is not None:
+                self._going[number] = operation
+                on_device = True
+        if on_device:  # all have their numbers
+            self.begin()
 
     def can_end_without(self, peer: int, *, gives_up: bool) -> bool:
         return bool(self.native.depart(peer, gives_up))
@@ -361,6 +548,7 @@ class CompiledEngine(Matching):
 
     def end(self, error: BrokenWorldException) -> None:
         self.fail_all(error, running=False)
+        self._going.clear()
         watched, self._watched = self._watched, {}  # those that run on the backend are told by it
         for operation in watched.values():
             if operation.done:
@@ -369,13 +557,14 @@ class CompiledEngine(Matching):
     # what happens in the compiled engine
 
     def progress(self) -> None:
-        """Move what is ready, and settle what has ended of it; in the event loop."""
+        """Move what is ready, settle what has ended of it, and begin what is agreed on; in the event loop."""
         if self.native is not None:
             for number in self.native.progress():
                 operation = self._watched.get(number)
                 if operation is not None:
                     operation.settle()
                     self._watched.pop(number, None)
+            self.begin()
 
     def watch(self, operation: Compiled) -> None:
         """Settle an operation in ``progress`` once it is done; at once if it is."""
@@ -386,21 +575,37 @@ class CompiledEngine(Matching):
             del self._watched[operation.number]
             operation.settle()
 
-    def agreed(self, number: int) -> None:
-        """All members agree on a collective: run it on the backend."""
-        operation = self._launching.pop(number, None)
-        if operation is None or operation.done or self.native is None:
+    def begin(self) -> None:
+        """Begin on the backend what is agreed on or matched, in this order; whoever has moved data asks for it."""
+        if self.native is None:
             return
-        self.native.launched(number)
-        self._host.launch(operation.gid, operation.launched())
+        try:
+            for number, begins, peer in self.native.owed():
+                try:
+                    self._launch(number, peer) if begins else self._dropped(number)
+                except Exception as error:  # noqa: BLE001, PERF203 - the world's end tells it
+                    self.mishandled(peer, error)
+        except BaseException:
+            self._host.interrupted("an operation was begun")  # what is owed is not told again
+            raise
 
-    def look(self, number: int) -> None:
-        """See what is with a collective that nobody waits for: all agree on it, or do not."""
-        operation = self._launching.get(number)
+    def _launch(self, number: int, peer: int) -> None:
+        operation = self._going.get(number)
+        if operation is None:  # a message whose receive was given up before it came: it has no memory yet
+            operation = self._going[number] = CompiledReceive(self, "recv", (peer,), None, None, number)
+            operation.withdrawn = True
+        if operation.done or self.failure is not None:
+            return
+        launch = operation.launched(peer)
+        slot = operation.gid if isinstance(operation, CompiledCollective) else channel(*launch.ranks)
+        self._host.launch(slot, launch)
+
+    def _dropped(self, number: int) -> None:
+        """Let go of an operation that was withdrawn, and has ended before the backend began it."""
+        operation = self._going.pop(number, None)
         if operation is not None:
             operation.settle()
-            if operation.done:
-                self.take(number)
+        self.take(number)
 
     # what operations ask; nothing is left to ask once the generation is over
 
@@ -423,18 +628,59 @@ class CompiledEngine(Matching):
         if native is not None:
             native.take(number)
 
-    def withdraw(self, number: int) -> None:
-        """Give it up."""
-        self._watched.pop(number, None)
-        if self.native is not None:
-            self.native.withdraw(number)
+    def withdraw(self, operation: Compiled) -> bool:
+        """Give it up; whether it goes on, on the backend or to it. Nothing is matched any more that was not begun."""
+        self._watched.pop(operation.number, None)
+        goes_on = self.native is not None and bool(self.native.withdraw(operation.number))
+        if goes_on:
+            self._going[operation.number] = operation
+            self.begin()
+        else:
+            self._going.pop(operation.number, None)
+        return goes_on
 
-    def over(self, number: int) -> None:
-        """The backend is done with it, or will not begin it."""
-        self._launching.pop(number, None)
-        self._watched.pop(number, None)
+    def over(self, operation: Compiled) -> None:
+        """The backend is done with it, or will not begin it; or its caller goes on with the stream."""
+        self._going.pop(operation.number, None)
+        self._watched.pop(operation.number, None)
         if self.native is not None:
-            self.native.over(number)
+            self.native.over(operation.number)
+
+    # messages on the device
+
+    def on_device(self, number: int) -> tuple[int, int, int, bytes]:
+        """Of the message that a receive has there: its number, 0 if there is none, dtype code, bytes and shape."""
+        return self.native.on_device(number)  # type: ignore[no-any-return]
+
+    def message(self, number: int) -> CompiledReceive:
+        """The receive without a waiter whose message is kept."""
+        return cast("CompiledReceive", self._going[number])
+
+    def landed(self, number: int) -> None:
+        """Its payload is there."""
+        if self.native is not None:
+            self.native.landed(number)
+
+    def keep(self, operation: CompiledReceive) -> None:
+        """Keep its message, of which a copy was made, for the next receive."""
+        if self.native is not None:
+            self._going[operation.number] = operation
+            self.native.keep(operation.number)
+
+    def forget(self, message: CompiledReceive) -> None:
+        """Let go of a kept message that another receive has taken. Without the lock."""
+        self._going.pop(message.number, None)
+        self.take(message.number)
+
+    def an_end(self) -> DeviceEnd:
+        """An end for a message that has no waiter, in the calling thread's stream. Without the lock."""
+        if self.device is None:
+            raise LookupError("a message on the device, where there is none")
+        return DeviceEnd(self.device, self.device.now())
+
+    def aside(self, function: Callable[[], None]) -> None:
+        """Run ``function`` soon in a thread of its own."""
+        self._host.aside(function)
 
 
 def _said(data: Bytes | None) -> bytes | tuple[int, int] | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Final
 
 import torch
 
-from multiworld.errors import InvalidArgument
+from multiworld.errors import BackendUnavailable, InvalidArgument
 from multiworld.matching.protocol import CODES
 
 #: names the engine of new worlds: ``python`` or ``compiled``; unset, it is the compiled one where there is one
@@ -30,18 +30,39 @@ def choice() -> str:
 
 
 def compiled() -> Any:
-    """Return the compiled module that new worlds use; None if there is none, or ``MULTIWORLD_ENGINE=python`` is set.
+    """Return the compiled module, which moves the data of new worlds; None if ``MULTIWORLD_ENGINE=python`` is set.
 
     Raises:
-        InvalidArgument: the variable names no engine, or one that is not there.
+        InvalidArgument: the variable names no engine.
+        BackendUnavailable: see ``native``.
     """
-    if choice() == "compiled" and _module is None:
-        raise InvalidArgument(
-            what=f"{CHOICE} is 'compiled', and there is no compiled engine",
-            cause="multiworld was built without a compiler",
-            remedy="install a C++ compiler, then multiworld again",
+    module = native()
+    return None if choice() == "python" else module
+
+
+def native() -> Any:
+    """Return the compiled module; whatever moves the data, heartbeats need it.
+
+    Raises:
+        BackendUnavailable: it was not compiled, or cannot be loaded here.
+    """
+    if _module is None:
+        raise BackendUnavailable(
+            what="multiworld has no compiled part here",
+            cause="its source tree was not built, or it was built for another platform",
+            remedy="install a C++ compiler, then multiworld again; in a source tree, run `python hatch_build.py`",
         )
-    return None if choice() == "python" else _module
+    return _module
+
+
+def launcher() -> Any:
+    """Make the launcher of a communicator on a device; see ``engine/launch/launcher.h``."""
+    return _module.Launcher()
+
+
+def launch_functions() -> Sequence[str]:
+    """The functions of CUDA and NCCL that a launcher takes; none if there is no compiled module."""
+    return () if _module is None else _module.LAUNCH_FUNCTIONS
 
 
 def know_plain_tensors(

@@ -1,7 +1,12 @@
 // All of the engine as one source: it compiles in half the time of its parts.
+#include "bind/launch.cc"
 #include "bind/module.cc"
 #include "core/agreement.cc"
 #include "core/core.cc"
 #include "core/messages.cc"
 #include "lanes/lane.cc"
+#include "lanes/ring.cc"
+#include "launch/communicator.cc"
+#include "launch/launcher.cc"
 #include "mover/engine.cc"
+#include "mover/guard.cc"

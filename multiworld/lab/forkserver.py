@@ -1,6 +1,6 @@
 """A process that has loaded torch and forks workers on request, so that a fresh worker costs milliseconds, not seconds.
 
-``WorkerPool`` starts it as ``python -m multiworld.lab.forkserver FD few|many MODULE...``. It has one thread and no
+``WorkerPool`` starts it as ``python -m multiworld.lab.forkserver FD MODULE...``. It has one thread and no
 state but its children. It ends when its pool does, and its children end with it.
 """
 
@@ -72,15 +72,14 @@ def main() -> None:
     import multiworld.worlds.multi_world  # noqa: F401
     from multiworld.lab import context, huge_pages
 
-    for module in sys.argv[3:]:
+    for module in sys.argv[2:]:
         importlib.import_module(module)
     if threading.active_count() > 1 or len(list(Path("/proc/self/task").iterdir())) > 1:
         sys.exit("the forkserver must have one thread: something that was imported has started another")
     gc.collect()
     gc.freeze()
     gc.enable()
-    if sys.argv[2] == "many":
-        huge_pages.collapse()
+    huge_pages.collapse()
     control = socket.socket(fileno=int(sys.argv[1]))
     control.send(b"{}")
     role = serve(control)

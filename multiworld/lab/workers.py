@@ -208,8 +208,6 @@ class WorkerPool:
         preload: modules that the forkserver imports, so that no worker needs to.
         python: the interpreter of the workers; another one than ours finds its own packages and ``python_path``.
         environment: variables of the workers, on top of ours.
-        many: whether dozens of workers come: each costs a third less processor time, and the start a third of a second
-            more.
     """
 
     def __init__(
@@ -219,7 +217,6 @@ class WorkerPool:
         preload: Iterable[str] = (),
         python: str = sys.executable,
         environment: Mapping[str, str] | None = None,
-        many: bool = False,
     ) -> None:
         self.log = log
         self.workers: list[Worker] = []
@@ -230,7 +227,7 @@ class WorkerPool:
         with contextlib.ExitStack() as stack:
             stderr = stack.enter_context(log.open("ab")) if log is not None else None
             streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": stderr, "stderr": stderr}
-            command = [python, "-m", _FORKSERVER, str(theirs.fileno()), "many" if many else "few", *preload]
+            command = [python, "-m", _FORKSERVER, str(theirs.fileno()), *preload]
             env = {**os.environ, **_ENVIRONMENT, **(environment or {}), "PYTHONPATH": path}
             self._forkserver = subprocess.Popen(
                 command, env=env, pass_fds=[theirs.fileno()], start_new_session=True, **streams

@@ -84,6 +84,13 @@ def machine() -> str:
         return f"unknown {os.urandom(8).hex()}"
 
 
+def shares_network(theirs: str) -> bool:
+    """Return whether another process, whose ``machine()`` is given, has our boot and our network namespace."""
+    boot, _, rest = machine().partition(" ")
+    there, _, other = theirs.partition(" ")
+    return boot == there and rest.rpartition(" ")[2] == other.rpartition(" ")[2] != ""
+
+
 def this_process() -> ProcessId:
     fields = _stat(Path(f"/proc/{os.getpid()}"))
     return ProcessId(machine(), os.getpid(), int(fields[19]) if fields else 0)

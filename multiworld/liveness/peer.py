@@ -25,10 +25,7 @@ SLACK = 0.25
 
 # struct tcp_info of <linux/tcp.h>: tcpi_snd_mss at 16, tcpi_unacked at 24, tcpi_last_data_recv and tcpi_last_ack_recv
 # at 52, in ms. The kernel only ever appends to it.
-_BYTES: Final = 60
-_SEGMENT: Final = struct.Struct("@16xI")
-_UNACKED: Final = struct.Struct("@24xI")
-_AGES: Final = struct.Struct("@52xII")
+_TCP_INFO: Final = struct.Struct("=16xI4xI24xII")
 
 Dial = Callable[[float], socket.socket]
 
@@ -45,14 +42,14 @@ class TcpInfo:
 def tcp_info(sock: socket.socket) -> TcpInfo | None:
     """Ask the kernel about a connection; None if it does not say."""
     try:
-        raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES)
+        raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
     except OSError:
         return None
-    # An imitation of Linux may leave zeros in a part of it; no real connection has segments of 0.
-    if len(raw) < _BYTES or _SEGMENT.unpack_from(raw)[0] == 0:
+    if len(raw) < _TCP_INFO.size:
         return None
-    data_age, ack_age = _AGES.unpack(raw)
-    return TcpInfo(_UNACKED.unpack_from(raw)[0], data_age / 1000, ack_age / 1000)
+    # An imitation of Linux may leave zeros in a part of it; no real connection has segments of 0.
+    segment, unanswered, data_age, ack_age = _TCP_INFO.unpack(raw)
+    return TcpInfo(unanswered, data_age / 1000, ack_age / 1000) if segment else None
 
 
 class ControlSockets(Protocol):

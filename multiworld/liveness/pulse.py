@@ -1,32 +1,25 @@
 """A sign of life that needs no GIL: a native thread of each process answers pings.
 
 A Python thread cannot answer while another one holds the GIL, for example during a long model load. Such a peer must
-not be taken for dead. So a thread that runs compiled code (``pulse.c``) answers: as long as the process runs, and not
+not be taken for dead. So compiled code (``engine/bind/heartbeats.h``) answers: as long as the process runs, and not
 when it is stopped, frozen, gone or cut off. It serves only connections that were introduced to the endpoint as those of
 a peer, so a stranger does not reach it. A ping is one byte, and so is its answer.
-
-Without the compiled library a Python thread does the same work. A held GIL is silence then.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import logging
 import os
 import select
 import selectors
 import socket
 import struct
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from multiworld.engine.library import native
 from multiworld.transport.reactor import Reactor
-from multiworld.transport.sockets import borrowed
-
-logger = logging.getLogger(__name__)
 
 PING: Final = b"p"
 PONG: Final = b"P"
@@ -34,37 +27,14 @@ PONG: Final = b"P"
 THREAD_NAME: Final = "mw-pulse"
 #: the most pings that are answered in one go
 MAX_AT_ONCE: Final = 64
-#: of the library that this module goes with; see ``mw_pulse_abi``
-ABI: Final = 1
-_LIBRARY: Final = Path(__file__).with_name("libpulse.so")
 _STOP_SECONDS = 1.0
 _REPORT: Final = struct.Struct("@i")
 
-#: answers until the second descriptor is readable; see ``mw_pulse_run`` in ``pulse.c``
-Loop = Callable[[select.epoll, int, int], None]
-
-
-def native_loop() -> Loop | None:
-    """The compiled responder; None if it was not compiled, or cannot be loaded here."""
-    try:
-        library = ctypes.CDLL(str(_LIBRARY))
-        fits = library.mw_pulse_abi() == ABI
-        run = library.mw_pulse_run
-    except (OSError, AttributeError):
-        return None
-    return (lambda epoll, stop, ended: run(epoll.fileno(), stop, ended)) if fits else None
-
 
 class Responder:
-    """Answers the pings of peers. Its methods are for the hub's thread. Without a ``loop`` a Python thread answers."""
+    """Answers the pings of peers. Its methods are for the hub's thread."""
 
-    def __init__(self, hub: Reactor, loop: Loop | None) -> None:
-        if loop is None:
-            logger.warning(
-                "multiworld runs without its native responder, which was not compiled or cannot be loaded: a held GIL "
-                "looks like silence; install a C compiler and then multiworld again, or run `python hatch_build.py` in "
-                "a source tree"
-            )
+    def __init__(self, hub: Reactor) -> None:
         self._hub = hub
         self._epoll = select.epoll()
         self._stop = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -73,7 +43,7 @@ class Responder:
         self._closed = False
         self._epoll.register(self._stop, select.EPOLLIN)
         hub.call(lambda: hub.watch(self._ended, selectors.EVENT_READ, self._forget_ended))
-        self._thread = threading.Thread(target=self._run, args=(loop or _run_in_python,), name=THREAD_NAME, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
         self._thread.start()
 
     @property
@@ -119,44 +89,16 @@ class Responder:
         for fd in (self._stop, self._ended, self._report):
             os.close(fd)
 
-    def _run(self, loop: Loop) -> None:
+    def _run(self) -> None:
         # Python names threads for the kernel from 3.14 on.
         with contextlib.suppress(OSError):
             Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(THREAD_NAME)
-        loop(self._epoll, self._stop, self._report)
+        native().answer_heartbeats(self._epoll.fileno(), self._stop, self._report)
 
     def _forget_ended(self, _: int) -> None:
         with contextlib.suppress(BlockingIOError):
             for (fd,) in _REPORT.iter_unpack(os.read(self._ended, 4096)):
                 self._socks.pop(fd).close()
-
-
-def _run_in_python(epoll: select.epoll, stop: int, ended: int) -> None:
-    """``mw_pulse_run`` of ``pulse.c``, line by line."""
-    while True:
-        for fd, _ in epoll.poll():
-            if fd == stop:
-                return
-            if not _answer(fd):
-                epoll.unregister(fd)
-                with borrowed(fd) as sock, contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
-                with contextlib.suppress(BlockingIOError):
-                    os.write(ended, _REPORT.pack(fd))
-
-
-def _answer(fd: int) -> bool:
-    with borrowed(fd) as sock:
-        try:
-            pings = sock.recv(MAX_AT_ONCE, socket.MSG_DONTWAIT)
-            if pings and pings == PING * len(pings):
-                sock.send(PONG * len(pings), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
-                return True
-        except BlockingIOError:
-            return True
-        except OSError:
-            pass
-    return False
 
 
 def first_ping(sock: socket.socket) -> None:

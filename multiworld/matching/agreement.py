@@ -73,6 +73,10 @@ class CollectiveOperation(Operation):
     def needs(self, peer: int) -> bool:
         return peer in self.ranks and peer not in self.heard and peer != self.registry.membership.rank
 
+    def ended_with(self, left: frozenset[int]) -> bool:
+        """See ``Operation.ended_with``; what the backend does may end with one member and not with another."""
+        return self.launch is None and any(rank in self.ranks and not self.needs(rank) for rank in left)
+
     def awaits(self) -> tuple[int, ...]:
         """See ``Operation.awaits``; the backend waits for any of the members."""
         if not self.running:

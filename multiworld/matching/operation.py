@@ -79,6 +79,9 @@ class Host(Protocol):
     def launch(self, number: int, launch: Launch) -> None:
         """Run an agreed collective, or a matched transfer, after those before it of that group or channel."""
 
+    def interrupted(self, what: str) -> None:
+        """End the generation: a signal handler raised where nothing can be resumed."""
+
     def value_slot(self, peer: int, gid: int, split: int, nbytes: int) -> SetUp | None:
         """The backend that a value of ``peer`` is for; None, and the generation ends, if it can be for none."""
 
@@ -280,6 +283,10 @@ class Operation:
 
     def needs(self, peer: int) -> bool:  # noqa: ARG002 - for the kinds that have peers
         """Return whether it cannot be done without ``peer``, a world rank, any more."""
+        return False
+
+    def ended_with(self, left: frozenset[int]) -> bool:  # noqa: ARG002 - for those of many members
+        """Return whether one of ``left``, which gave nothing up, has ended its part: then all have sent theirs."""
         return False
 
     def awaits(self) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ _SUFFIX = ".multiworld.json"
 
 @dataclass(frozen=True, slots=True)
 class WorldStatus:
-    """One world of a process."""
+    """One world of a process. ``lanes`` says how its large payloads go to how many peers."""
 
     name: str
     rank: int
@@ -42,6 +43,7 @@ class WorldStatus:
     generation: int
     state: str
     failure: str = ""
+    lanes: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,10 @@ def _read(path: Path) -> ProcessStatus | None:
 def _status(world: World) -> WorldStatus:
     failure = world.failure
     text = "" if failure is None else f"{type(failure).__name__}: {failure.what}"
-    return WorldStatus(world.name, world.world_rank, world.config.size, world.generation, world.state.value, text)
+    lanes = Counter(world.member.session.ways().values())
+    ways = ", ".join(f"{count} {way}" for way, count in sorted(lanes.items()))
+    place = world.name, world.world_rank, world.config.size, world.generation
+    return WorldStatus(*place, world.state.value, text, ways)
 
 
 def _event_line(event: Event) -> str:

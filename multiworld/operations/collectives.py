@@ -15,7 +15,6 @@ import torch
 
 from multiworld.matching.collective_plan import INLINE_BYTES, Bytes, Collective, Fingerprint, Parts, Plan
 from multiworld.matching.memory import bytes_of
-from multiworld.matching.protocol import CODES
 from multiworld.operations.reduction import Reduction
 from multiworld.tensors.checks import check_list, check_rank, check_source, check_tensor, invalid
 from multiworld.tensors.on_device import device_for
@@ -194,39 +193,18 @@ def all_reduce(
 def all_gather(
     engine: Matching, group: GroupMembers, tensors: Tensors, tensor: torch.Tensor, stream: bool = False
 ) -> Operation:
-    name = "all_gather"
-    check_source(group, name, tensor)
-    outputs = as_list(group, name, "tensors", tensors, tensor, check_tensor)
-    return _all_gather(engine, group, name, outputs, tensor, stream)
+    code = check_source(group, "all_gather", tensor)
+    outputs = as_list(group, "all_gather", "tensors", tensors, tensor, check_tensor)
+    return _gathered(engine, group, "all_gather", outputs, tensor, code, stream)
 
 
 def all_gather_into_tensor(
     engine: Matching, group: GroupMembers, output: torch.Tensor, tensor: torch.Tensor, stream: bool = False
 ) -> Operation:
     name = "all_gather_into_tensor"
-    check_source(group, name, tensor)
+    code = check_source(group, name, tensor)
     outputs = pieces(group, name, "output", output, tensor, check_tensor)
-    return _all_gather(engine, group, name, outputs, tensor, stream)
-
-
-def _all_gather(
-    engine: Matching, group: GroupMembers, name: str, outputs: Tensors, tensor: torch.Tensor, stream: bool
-) -> Operation:
-    buffers, me = buffers_for(engine, group, name, tensor, *outputs), group.rank
-    flat, flats = buffers.source(tensor), [buffers.target(output) for output in outputs]
-    inline = small(engine, group, flat.nbytes, buffers)
-
-    def absorb(parts: Parts) -> None:
-        for place, target in enumerate(flats):
-            bytes_of(target)[:] = bytes_of(flat) if place == me else part(parts, place)
-
-    def launch(driver: Driver) -> Any:
-        return driver.all_gather(buffers.raws(flats), buffers.raw(flat), after=buffers.after)
-
-    code = CODES[tensor.dtype]
-    signature = Fingerprint(Collective.ALL_GATHER, flat.nbytes, code, inline=inline, on_device=buffers.on_device)
-    plan = Plan(name, signature, lambda _: bytes_of(flat), absorb, launch)
-    return begin(engine, group, plan, buffers, stream, [(target, flat) for target in flats])
+    return _gathered(engine, group, name, outputs, tensor, code, stream)
 
 
 def gather(
@@ -240,21 +218,42 @@ def gather(
     code = check_source(group, "gather", tensor)
     dst = check_rank(group, "gather", "dst", dst)
     _only_at(group, "gather", "gather_list", dst, gather_list)
-    me = group.rank
-    outputs = as_list(group, "gather", "gather_list", gather_list, tensor, check_tensor) if me == dst else ()
-    buffers = buffers_for(engine, group, "gather", tensor, *outputs)
+    ours = group.rank == dst
+    outputs = as_list(group, "gather", "gather_list", gather_list, tensor, check_tensor) if ours else ()
+    return _gathered(engine, group, "gather", outputs, tensor, code, stream, dst)
+
+
+def _gathered(
+    engine: Matching,
+    group: GroupMembers,
+    name: str,
+    outputs: Tensors,
+    tensor: torch.Tensor,
+    code: int,
+    stream: bool,
+    dst: int | None = None,
+) -> Operation:
+    """Start a gather of checked tensors to ``dst``; to every rank if None."""
+    kind, root = (Collective.ALL_GATHER, -1) if dst is None else (Collective.GATHER, dst)
+    buffers, me = buffers_for(engine, group, name, tensor, *outputs), group.rank
     flat, flats = buffers.source(tensor), [buffers.target(output) for output in outputs]
     inline = small(engine, group, flat.nbytes, buffers)
+
+    def outgoing(place: int) -> Bytes | None:
+        return bytes_of(flat) if dst in (None, place) else None
 
     def absorb(parts: Parts) -> None:
         for place, target in enumerate(flats):
             bytes_of(target)[:] = bytes_of(flat) if place == me else part(parts, place)
 
     def launch(driver: Driver) -> Any:
-        return driver.gather(buffers.raws(flats), buffers.raw(flat), dst, after=buffers.after)
+        targets, sent = buffers.raws(flats), buffers.raw(flat)
+        if dst is None:
+            return driver.all_gather(targets, sent, after=buffers.after)
+        return driver.gather(targets, sent, dst, after=buffers.after)
 
-    signature = Fingerprint(Collective.GATHER, flat.nbytes, code, dst, inline=inline, on_device=buffers.on_device)
-    plan = Plan("gather", signature, lambda place: bytes_of(flat) if place == dst else None, absorb, launch)
+    signature = Fingerprint(kind, flat.nbytes, code, root, inline=inline, on_device=buffers.on_device)
+    plan = Plan(name, signature, outgoing, absorb, launch)
     return begin(engine, group, plan, buffers, stream, [(target, flat) for target in flats])
 
 

@@ -43,26 +43,28 @@ def broadcast_object(engine: Matching, group: GroupMembers, obj: Any, src: int, 
 
 
 def all_gather_object(engine: Matching, group: GroupMembers, obj: Any, allow: Allow) -> Operation:
-    data = dumps(obj, engine.membership, "all_gather_object")
-    names = allowed(allow, engine.membership, "all_gather_object")
-
-    def result(parts: Parts) -> list[Any]:
-        return [obj if one is None else loads(one, names, engine.membership) for one in parts]
-
-    return _start(engine, group, Collective.ALL_GATHER_OBJECT, -1, lambda _: data, result)
+    return _gathered(engine, group, Collective.ALL_GATHER_OBJECT, obj, None, allow)
 
 
 def gather_object(engine: Matching, group: GroupMembers, obj: Any, dst: int, allow: Allow) -> Operation:
     dst = check_rank(group, "gather_object", "dst", dst)
-    names = allowed(allow, engine.membership, "gather_object")
-    data = dumps(obj, engine.membership, "gather_object")
+    return _gathered(engine, group, Collective.GATHER_OBJECT, obj, dst, allow)
+
+
+def _gathered(
+    engine: Matching, group: GroupMembers, kind: Collective, obj: Any, dst: int | None, allow: Allow
+) -> Operation:
+    """Start a gather of objects to ``dst``; to every rank if None."""
+    names = allowed(allow, engine.membership, kind.name.lower())
+    data = dumps(obj, engine.membership, kind.name.lower())
 
     def result(parts: Parts) -> list[Any] | None:
-        if group.rank != dst:
+        if dst not in (None, group.rank):
             return None
         return [obj if one is None else loads(one, names, engine.membership) for one in parts]
 
-    return _start(engine, group, Collective.GATHER_OBJECT, dst, lambda place: data if place == dst else None, result)
+    root = -1 if dst is None else dst
+    return _start(engine, group, kind, root, lambda place: data if dst in (None, place) else None, result)
 
 
 def scatter_object(

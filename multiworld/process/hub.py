@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from multiworld.config import NetworkSettings
 from multiworld.liveness.monitor import Monitor
-from multiworld.liveness.pulse import Responder, native_loop
+from multiworld.liveness.pulse import Responder
 from multiworld.transport.descriptors import reserve
 from multiworld.transport.endpoint import Endpoint
 from multiworld.transport.reactor import Reactor
@@ -66,7 +66,7 @@ class Hub(Reactor):
         """The responder that answers the pings of peers, at all addresses; made if need be."""
         with self._responder_guard:
             if self._responder is None:
-                self._responder = Responder(self, native_loop())
+                self._responder = Responder(self)
                 self.on_close(self._responder.close)
             return self._responder
 

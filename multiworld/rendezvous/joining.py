@@ -13,9 +13,10 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 from multiworld.config import NetworkSettings, WorldConfig, printed
+from multiworld.engine import library
 from multiworld.errors import InvalidArgument, MultiWorldError, RendezvousError, StaleGeneration
 from multiworld.liveness.neighbour import this_process
 from multiworld.process.join_threads import CROWD_SECONDS, JoinJob, Pause, Steps
@@ -38,23 +39,17 @@ ANSWER_GRACE_SECONDS = 0.3
 _OTHER_FILE = "pass the path of a file that every member can write, in a folder that exists"
 
 
-def store_silent(config: WorldConfig, where: object, after: int, complaint: GreetingError | None) -> RendezvousError:
+def store_silent(where: object, complaint: GreetingError | None) -> RendezvousError:
     """The error for a store that does not answer. If this process hosts it, it may be busy with peers it refuses."""
     failed = StoreFailed("does not answer", SILENT)
     if complaint is not None:
         what = f"does not answer; this process refused a peer that {complaint.what}"
         failed = StoreFailed(what, complaint.cause, complaint.remedy)
-    return _store_failed(config, where, after, failed)
+    return _store_failed(where, failed)
 
 
-def _store_failed(config: WorldConfig, where: object, after: int, failed: StoreFailed) -> RendezvousError:
-    place = _place(config, after)
-    what = f"the store {where} {failed.what}"
-    return RendezvousError(config.name, what, cause=failed.cause, remedy=failed.remedy, **place)
-
-
-def _place(config: WorldConfig, after: int) -> dict[str, Any]:
-    return {"generation": after or None, "rank": config.rank, "operation": "rejoin" if after else "join"}
+def _store_failed(where: object, failed: StoreFailed) -> RendezvousError:
+    return RendezvousError(what=f"the store {where} {failed.what}", cause=failed.cause, remedy=failed.remedy)
 
 
 def _waker(job: JoinJob[Any]) -> Callable[[], None]:
@@ -86,8 +81,7 @@ class Meeting:
 
 
 class Rendezvous:
-    """One call of ``join`` or ``rejoin``, over as many generations as it takes. A client of a TCP store is held only
-    between two pauses.
+    """One call of ``join`` or ``rejoin``, over as many generations as it takes.
 
     Args:
         unconnected: picks those claims whose process no heartbeat connection leads to yet.
@@ -117,10 +111,13 @@ class Rendezvous:
         self._after = after
         self._resize = resize
         self._cancelled = cancelled
+        # A world on a device has the engine in Python, which knows TCP only.
+        self._near = config.network.same_host and config.backend == "gloo" and library.compiled() is not None
         self._started = since
         self._deadline = since + config.join_timeout
         self._source = source
-        self._client: Any = None
+        #: the store, where it has no clients of ours
+        self._opened: Any = None
         #: whether the store has ever answered
         self._reached = False
         self._why = "the other members have not joined"
@@ -130,38 +127,27 @@ class Rendezvous:
         self._abandoned: list[int] = []
 
     def run(self) -> Steps[Meeting]:
-        """Meet the other members.
+        """Meet the other members. Errors do not say which world they are about: see ``told_of``.
 
         Raises:
             RendezvousError: see ``MultiWorld.join``.
             StaleGeneration: the world has gone on without us after ``after``.
         """
-        try:
-            with self._failures_of_the_store():
-                self._endpoint = self._open_endpoint(self._source.address)
-                return (yield from self._sharing_clients(self._meet()))
-        except BaseException:
-            self._source.discard(self._client)
-            raise
-
-    def _sharing_clients(self, steps: Steps[Meeting]) -> Steps[Meeting]:
-        """Do ``steps`` without holding a client of the store in their pauses."""
-        while True:
-            try:
-                pause = next(steps)
-            except StopIteration as end:
-                return cast("Meeting", end.value)
-            if isinstance(self._client, StoreClient):
-                self._source.give_back(self._client)
-                self._client = None
-            yield pause
+        with self._failures_of_the_store():
+            self._endpoint = self._open_endpoint(self._source.address)
+            return (yield from self._meet())
 
     @property
     def _ledger(self) -> Ledger:
-        if self._client is None:
-            self._client = self._open_client()
-            self._reached = True
-        return Ledger(self._client, self._config.name)
+        return self._ledger_with(Deadline(self._deadline + ANSWER_GRACE_SECONDS, self._cancelled))
+
+    def _ledger_with(self, deadline: Deadline) -> Ledger:
+        """The ledger, for this thread until the next pause."""
+        store = self._opened or self._open_store(deadline)
+        self._reached = True
+        if not isinstance(store, StoreClient):
+            self._opened = store
+        return Ledger(store, self._config.name)
 
     def _meet(self) -> Steps[Meeting]:
         while True:
@@ -185,7 +171,7 @@ class Rendezvous:
         except StoreFailed as failed:
             if failed.cause == SILENT:
                 raise self._silent() from None
-            raise _store_failed(self._config, self._source.where, self._after, failed) from None
+            raise _store_failed(self._source.where, failed) from None
         except Cancelled:
             self._fail_cancelled()
         except ValueError as error:
@@ -198,32 +184,29 @@ class Rendezvous:
             self._fail(f"the store {self._source.where} failed: {error}", "its host ended, or is cut off", error)
 
     def _silent(self) -> RendezvousError:
-        return store_silent(self._config, self._source.where, self._after, self._source.complaint(self._started))
+        return store_silent(self._source.where, self._source.complaint(self._started))
 
     def _open_endpoint(self, address: str) -> Endpoint:
-        place: dict[str, Any] = {"rank": self._config.rank, "operation": "rejoin" if self._after else "join"}
         try:
             return self._listener(address, self._config.network)
-        except MultiWorldError as error:
-            raise error.with_context(world=self._config.name, **place) from None
         except OSError as error:
             found = cause_of(error, "it is not an address of this machine")
             kind = InvalidArgument if descriptor_shortage(error) is None else RendezvousError
             what = f"peers cannot reach this process at {address!r}: {system_message(error)}"
             remedy = found.remedy or "pass address= with an address of this machine"
-            raise kind(self._config.name, what, cause=found.cause, remedy=remedy, **place) from None
+            raise kind(what=what, cause=found.cause, remedy=remedy) from None
 
-    def _open_client(self) -> Any:
+    def _open_store(self, deadline: Deadline) -> Any:
         source = self._source
         try:
-            return source.open(Deadline(self._deadline + ANSWER_GRACE_SECONDS, self._cancelled))
+            return source.open(deadline)
         except (StoreFailed, Cancelled):
             raise
         except OSError as error:
             found = cause_of(error, "its folder is not there, or its file cannot be written")
             remedy = found.remedy or _OTHER_FILE
             failed = StoreFailed(f"cannot be reached: {system_message(error)}", found.cause, remedy)
-            raise _store_failed(self._config, source.where, self._after, failed) from None
+            raise _store_failed(source.where, failed) from None
         except Exception as error:  # noqa: BLE001 - torch raises other types on every release
             what = f"the store {source.where} cannot be reached: {error}"
             self._fail(what, "its file cannot be written", error, remedy=_OTHER_FILE)
@@ -268,8 +251,7 @@ class Rendezvous:
         if holder is not None and holder.process == this_process():
             what = f"another join of this very process has rank {self._config.rank} in generation {sealed}"
             cause, remedy = "two MultiWorld objects of this process use one rank", "use the World that has the rank"
-        place = _place(self._config, self._after)
-        return StaleGeneration(self._config.name, what, cause=cause, remedy=remedy, current=sealed, **place)
+        return StaleGeneration(what=what, cause=cause, remedy=remedy, current=sealed)
 
     def _enter(self, generation: int) -> Steps[Meeting]:
         config = self._config
@@ -292,7 +274,9 @@ class Rendezvous:
     def _claim(self, generation: int, incarnation: str) -> Claim:
         config, endpoint = self._config, self._endpoint
         us = this_process()
-        ours = Claim(incarnation, endpoint.address, endpoint.port, us.machine, us.pid, us.started, config.backend)
+        local = endpoint.local if self._near else ""
+        place = endpoint.address, endpoint.port, us.machine, us.pid, us.started
+        ours = Claim(incarnation, *place, config.backend, local=local)
         holder = self._ledger.claim(generation, config.rank, ours)
         if holder.incarnation != incarnation:
             if self._alive(generation, config.rank, holder):
@@ -353,7 +337,7 @@ class Rendezvous:
             return self._cancelled()
 
         try:
-            dialler = PeerDialler(config.name, generation, config.rank, claims, config.network)
+            dialler = PeerDialler(config.name, generation, config.rank, claims, config.network, self._near)
             # A peer most likely has as many joins under way as this process.
             patience = lambda: STEP_SECONDS + CROWDED_STEP_SECONDS * self._job.crowd  # noqa: E731
             return (yield from wire(dialler, acceptor, self._deadline, patience, given_up, self._unconnected))
@@ -365,20 +349,16 @@ class Rendezvous:
 
     def _clean_up(self, generation: int) -> None:
         """Seal it, and delete what is left of the one before. A store that fails now does no harm."""
-        if isinstance(self._client, StoreClient):
-            self._client.deadline = Deadline(time.monotonic() + STORE_GRACE_SECONDS)
         try:
+            ledger = self._ledger_with(Deadline(time.monotonic() + STORE_GRACE_SECONDS))
             if self._config.rank == 0:
-                self._ledger.seal(generation)
+                ledger.seal(generation)
             for given_up in self._abandoned:
-                self._ledger.forget(given_up, range(self._config.size), whole=True)
+                ledger.forget(given_up, range(self._config.size), whole=True)
             if generation > 1:
-                self._ledger.forget(generation - 1, (self._config.rank,), whole=self._config.rank == 0)
-            self._source.give_back(self._client)
+                ledger.forget(generation - 1, (self._config.rank,), whole=self._config.rank == 0)
         except Exception as error:  # noqa: BLE001 - of the store's many types
-            self._source.discard(self._client)
             self._why = str(error)
-        self._client = None
 
     def _move_on(self, generation: int) -> NoReturn:
         if self._ledger.advance(generation) == generation + 1:
@@ -433,5 +413,4 @@ class Rendezvous:
         )
 
     def _fail(self, what: str, cause: str, error: BaseException | None = None, remedy: str | None = None) -> NoReturn:
-        place = _place(self._config, self._after)
-        raise RendezvousError(self._config.name, what, cause=cause, remedy=remedy, **place) from error
+        raise RendezvousError(what=what, cause=cause, remedy=remedy) from error

@@ -18,7 +18,8 @@ from multiworld.transport.greeting import PROTOCOL
 @dataclass(frozen=True, slots=True)
 class Claim:
     """A rank taken by one incarnation of a process, and how to reach it. ``incarnation`` is a random number, new for
-    every attempt to join; ``protocol`` is 1 where a claim has none."""
+    every attempt to join; ``protocol`` is 1 where a claim has none; ``local`` names a listener for lanes of processes
+    on the same host, if there is one."""
 
     incarnation: str
     address: str
@@ -28,6 +29,7 @@ class Claim:
     started: int
     backend: str
     protocol: int = PROTOCOL
+    local: str = ""
 
     def packed(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)

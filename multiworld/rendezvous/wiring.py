@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import re
 import socket
 import threading
 import time
@@ -19,6 +20,7 @@ from typing import Any, TypeAlias
 
 from multiworld.config import NetworkSettings, printed
 from multiworld.liveness.monitor import watched_by
+from multiworld.liveness.neighbour import shares_network
 from multiworld.liveness.pulse import first_ping
 from multiworld.process.join_threads import Pause, Steps
 from multiworld.rendezvous.ledger import Claim
@@ -26,7 +28,7 @@ from multiworld.transport.descriptors import descriptor_shortage
 from multiworld.transport.endpoint import Endpoint, Taker
 from multiworld.transport.greeting import GreetingError, Hello, Reason, Role
 from multiworld.transport.handshake import greet
-from multiworld.transport.sockets import connected
+from multiworld.transport.sockets import connected, connected_here
 
 #: picks those claims whose process no heartbeat connection leads to yet
 Unconnected: TypeAlias = Callable[[Iterable[Claim]], list[Claim]]
@@ -45,6 +47,8 @@ ARRIVAL_PAUSE = 0.05
 ALIVE_SECONDS = 1.0
 #: what a step of a peer gets in any case, in seconds
 SHORTEST_STEP = 0.1
+#: names of listeners for processes of the same host, as an endpoint makes them: nothing else is ever connected to
+LOCAL_NAME = re.compile("[0-9a-f]{32}")
 
 
 class WiringFailed(Exception):
@@ -73,11 +77,12 @@ class PeerDialler:
     rank: int
     claims: Mapping[int, Claim]
     network: NetworkSettings
+    near: bool = False  #: whether our lanes may be other than TCP
 
     def dial(self, role: Role, peer: int, timeout: float) -> socket.socket:
         claim = self.claims[peer]
         hello = Hello(role, self.world, self.generation, self.rank, peer, claim.incarnation)
-        return dial(claim, hello, self.network, timeout)
+        return dial(claim, hello, self.network, timeout, near=self.near and role is Role.LANE)
 
     def pulse(self, peer: int, timeout: float) -> socket.socket:
         """Connect to the responder of ``peer`` and wait for one answer; raises ``OSError``. Each step has ``timeout``
@@ -208,31 +213,52 @@ class HandshakeAcceptor:
         sock.close()  # we were closed while it was answered
 
 
-def dial(claim: Claim, hello: Hello, network: NetworkSettings, timeout: float) -> socket.socket:
-    """Connect to a member and greet it; the connection, once it has said yes. Raises ``GreetingError`` if it says no or
-    is no member, ``OSError`` if it is not reachable or does not answer in time.
+def dial(claim: Claim, hello: Hello, network: NetworkSettings, timeout: float, *, near: bool = False) -> socket.socket:
+    """Connect to a member and greet it; the connection, once it has said yes.
+
+    Args:
+        near: whether it need not be TCP, where the member is on this host.
+
+    Raises:
+        GreetingError: it says no, or is no member.
+        OSError: it is not reachable, or does not answer in time.
     """
     until = time.monotonic() + timeout
     for _ in range(DIAL_TRIES - 1):
         try:
-            return _dial_once(claim, hello, network, until)
+            return _dial_once(claim, hello, network, until, near)
         except GreetingError as error:  # noqa: PERF203 - that it fails is why there is a loop
             if error.reason is not Reason.HUNG_UP:
                 raise
         except (ConnectionResetError, BrokenPipeError):
             pass
-    return _dial_once(claim, hello, network, until)
+    return _dial_once(claim, hello, network, until, near)
 
 
-def _dial_once(claim: Claim, hello: Hello, network: NetworkSettings, until: float) -> socket.socket:
-    sock = connected(claim.address, claim.port, max(0.001, until - time.monotonic()))
+def _dial_once(claim: Claim, hello: Hello, network: NetworkSettings, until: float, near: bool) -> socket.socket:
+    seconds = max(0.001, until - time.monotonic())
+    sock = (_connected_here(claim, seconds) if near else None) or connected(claim.address, claim.port, seconds)
     try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _send_at_once(sock)
         greet(sock, hello, network, until - time.monotonic())
     except BaseException:
         sock.close()
         raise
     return sock
+
+
+def _connected_here(claim: Claim, seconds: float) -> socket.socket | None:
+    """Connect without TCP. None if the member is on another host, or in a container that only looks as if it were on
+    this one: a name that nobody has here is refused at once."""
+    if LOCAL_NAME.fullmatch(claim.local) and shares_network(claim.machine):
+        with contextlib.suppress(OSError):
+            return connected_here(claim.local, seconds)
+    return None
+
+
+def _send_at_once(sock: socket.socket) -> None:
+    if sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def alive(world: str, generation: int, rank: int, claim: Claim, network: NetworkSettings) -> bool:
@@ -305,7 +331,7 @@ def _await_arrivals(
         with contextlib.suppress(queue.Empty):
             while True:
                 peer, role, sock = acceptor.arrived.get_nowait()
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                _send_at_once(sock)
                 wires.put(peer, role, sock)
                 missing.discard((peer, role))
         if not missing:

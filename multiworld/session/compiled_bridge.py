@@ -15,16 +15,16 @@ from typing import Any, Protocol
 
 from multiworld.engine.compiled_engine import (
     Compiled,
-    CompiledCollective,
     CompiledEngine,
     CompiledReceive,
     CompiledSend,
+    Outcome,
 )
 from multiworld.errors import BrokenWorldException, LossReason
 from multiworld.matching.operation import BatchOperation, Operation
 from multiworld.process.torch_modes import torch_modes_active, without_torch_modes
 from multiworld.transport.descriptors import reserve
-from multiworld.transport.poller import REST_SECONDS, LoopTie
+from multiworld.transport.poller import LoopTie
 from multiworld.transport.reactor import Reactor
 
 
@@ -35,8 +35,7 @@ class _Happened(enum.IntEnum):
     LANE_ENDED = 1
     BYE = 2
     VALUE = 3
-    AGREED = 4
-    REST = 5
+    OWED = 4
 
 
 class CompiledOwner(Protocol):
@@ -71,32 +70,34 @@ class CompiledBridge(LoopTie):
 
     # waiting
 
-    def wait(self, operation: Operation) -> None:
-        """Move the data in the calling thread until ``operation`` is done."""
-        native = self._native
-        if native is not None and isinstance(operation, CompiledSend | CompiledReceive) and operation.number:
+    def wait(self, operation: Operation, seconds: float = math.inf) -> bool:
+        """Move the data in the calling thread until ``operation`` is done, but no longer than ``seconds``; whether it
+        is."""
+        native, until = self._native, time.monotonic() + seconds
+        if native is not None and isinstance(operation, Compiled) and operation.number:
+            in_modes = isinstance(operation, CompiledSend | CompiledReceive)
             while not operation.done:
-                outcome = native.wait(operation.number, math.inf)
-                with self._owner.lock:
+                outcome = native.wait(operation.number, seconds)
+                plain = in_modes and outcome[0] != Outcome.OWED
+                with contextlib.nullcontext() if plain else _outside_of_modes(), self._owner.lock:
                     operation.take_over(*outcome)
-        elif native is not None and isinstance(operation, CompiledCollective) and operation.number:
-            while not operation.done:
-                native.wait(operation.number, math.inf)
-                with _outside_of_modes(), self._owner.lock:
-                    operation.settle()
+                seconds = until - time.monotonic()
+                if seconds <= 0:
+                    break
         elif isinstance(operation, BatchOperation):
             for one in operation.operations:
-                self.wait(one)
+                self.wait(one, max(0.0, until - time.monotonic()))
         else:
-            self._sleep(operation)
+            self._sleep(operation, seconds)
+        return operation.done
 
-    def _sleep(self, operation: Operation) -> None:
+    def _sleep(self, operation: Operation, seconds: float) -> None:
         """Wait for what others end: work of the backend, or the world."""
         ended = threading.Event()
         with self._owner.lock:
             if not operation.attach(ended.set):
                 return
-        ended.wait()
+        ended.wait(min(seconds, threading.TIMEOUT_MAX))
 
     def _register(self) -> None:
         with self._owner.lock:  # else it may be closed meanwhile
@@ -124,6 +125,7 @@ class CompiledBridge(LoopTie):
                 for operation in tuple(self._engine.operations):
                     if isinstance(operation, Compiled):
                         operation.settle()
+                self._engine.begin()
 
     def lane_ended(self, peer: int) -> bool:
         """Tell whether nothing more comes from ``peer``, all of which was read."""
@@ -158,6 +160,11 @@ class CompiledBridge(LoopTie):
         """Bytes sent and received, by peer."""
         native = self._native
         return self._traffic if native is None else native.traffic()
+
+    def ways(self) -> dict[int, str]:
+        """How large payloads go to each peer: ``tcp``, ``unix`` or ``ring``."""
+        native = self._native
+        return {} if native is None else native.ways()
 
     def close(self) -> None:
         """Let go of the loop, the hub and the connections. From any thread."""
@@ -202,12 +209,9 @@ class CompiledBridge(LoopTie):
 
     def _handle(self, kind: _Happened, peer: int, number: int, operation: int, text: bytes) -> None:
         owner = self._owner
-        if kind is _Happened.AGREED:
-            with owner.lock:
-                if owner.failure is None:
-                    self._engine.look(operation)
-        elif kind is _Happened.REST:
-            self._owner.hub.alarm(self._write_rest, time.monotonic() + REST_SECONDS)
+        if kind is _Happened.OWED:
+            with _outside_of_modes(), owner.lock:
+                self._engine.begin()
         elif kind is _Happened.VALUE:
             with owner.lock:
                 if owner.failure is not None:  # no backend is set up any more
@@ -221,12 +225,6 @@ class CompiledBridge(LoopTie):
             self._engine.protocol_error(peer, text.decode())
         else:
             owner.lost(peer, LossReason.LEFT, text.decode())
-
-    def _write_rest(self, now: float) -> None:
-        """Write for an operation that its waiter has left: the peers wait for the rest, whatever that one does next."""
-        native = self._native
-        if native is not None and native.flush():
-            self._owner.hub.alarm(self._write_rest, now + REST_SECONDS)
 
 
 def _outside_of_modes() -> AbstractContextManager[None]:

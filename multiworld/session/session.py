@@ -122,7 +122,7 @@ class Session:
 
     def _connect(self, socks: Mapping[int, socket.socket], device: CudaDevice | None) -> None:
         """Hand the data connections to the engine of this world."""
-        module = library.compiled() if device is None else None
+        module = library.compiled()
         if module is None:
             bridge = LoopBridge(self)
             self.lanes.update({peer: Lane(sock, peer, bridge) for peer, sock in socks.items()})
@@ -135,7 +135,7 @@ class Session:
         native = reserve.make(module.Engine, us.rank, lanes, us.limits.max_message_bytes)
         for sock in socks.values():
             sock.detach()  # the engine's from here on
-        compiled = CompiledEngine(us, self, self.lock, time.monotonic, native)
+        compiled = CompiledEngine(us, self, self.lock, time.monotonic, native, device)
         self.engine, self.bridge = compiled, CompiledBridge(self, compiled)
 
     @property
@@ -434,6 +434,10 @@ class Session:
         sent = Counter({peer: sent for peer, (sent, _) in traffic.items()})
         received = Counter({peer: received for peer, (_, received) in traffic.items()})
         return Counters(Counter(self.engine.counts), sent, received, self.engine.latencies)
+
+    def ways(self) -> dict[int, str]:
+        """How large payloads go to each peer, see ``CompiledBridge.ways``."""
+        return self.bridge.ways() if isinstance(self.bridge, CompiledBridge) else dict.fromkeys(self.lanes, "tcp")
 
     def publish(self, event: Event) -> None:
         """Hand an event to those who listen; in the hub's thread, never in the caller's."""

@@ -2,12 +2,13 @@
 
 torch's own client waits in C++ far beyond its timeouts when the store's host is frozen. It aborts the process when it
 returns to an interpreter that has ended. This one waits in short steps, for as long as its ``Deadline`` lasts, and
-leaves neither thread nor descriptor behind. It has the methods of ``torch.distributed.Store`` that a ledger needs.
+leaves neither thread nor descriptor behind. It has those methods of ``torch.distributed.Store`` that a ledger needs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import select
@@ -15,15 +16,18 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from multiworld.config import TcpStoreAddress
 from multiworld.store.addresses import Resolved, resolved
-from multiworld.store.wire import COUNT, HELLO, KEY_PREFIX, NUMBER, READY, Request, request, sized
+from multiworld.store.wire import COUNT, HELLO, KEY_PREFIX, NUMBER, Request, request, sized
 from multiworld.transport.descriptors import cause_of, descriptor_shortage, system_message
 from multiworld.transport.greeting import MAX_GREETING_BYTES, GreetingError, Hello, Reason, Role
 from multiworld.transport.handshake import Dialler
 from multiworld.transport.sockets import made
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 #: how often a wait looks at whether it is still wanted, in seconds
 STEP_SECONDS: Final = 0.02
@@ -107,7 +111,7 @@ class StoreClient:
         sock.settimeout(STEP_SECONDS)
 
     @classmethod
-    def connect(cls, where: TcpStoreAddress, deadline: Deadline, mode: GreetingMode | None = None) -> StoreClient:
+    def connect(cls, where: TcpStoreAddress, deadline: Deadline, mode: GreetingMode | None = None) -> Self:
         """A client of the store at ``where``, spoken to as ``mode`` says, tried again and again until it answers.
 
         Raises:
@@ -131,7 +135,7 @@ class StoreClient:
         raise AssertionError  # for the type checker: the turns do not end
 
     @classmethod
-    def _attempt(cls, where: TcpStoreAddress, deadline: Deadline, mode: GreetingMode, greets: bool) -> StoreClient:
+    def _attempt(cls, where: TcpStoreAddress, deadline: Deadline, mode: GreetingMode, greets: bool) -> Self:
         trial = greets and mode.greets is None
         attempt = deadline.at_most(TRIAL_SECONDS if trial else ATTEMPT_SECONDS)
         client = cls(_connected(resolved(where.host, where.port, attempt.left), attempt), attempt)
@@ -175,13 +179,18 @@ class StoreClient:
 
     @property
     def ended(self) -> bool:
-        """True if the host has closed the connection: between two questions it says nothing else."""
+        """True if it is closed, here or by the host: between two questions that one says nothing else."""
+        if self._sock.fileno() < 0:
+            return True
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         return bool(poll.poll(0))
 
     def close(self) -> None:
         self._sock.close()
+
+    def __del__(self) -> None:
+        self.close()
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
         """Write ``desired`` if the value is ``expected`` (empty: if there is none); the value that it is now.
@@ -191,25 +200,6 @@ class StoreClient:
         """
         self._call(request(Request.COMPARE_SET, _key(key), sized(expected.encode()), sized(desired.encode())))
         return self._sized()
-
-    def set(self, key: str, value: str) -> None:
-        """Write a value; returns before the store has it, later calls come after it."""
-        self._call(request(Request.SET, _key(key), sized(value.encode())))
-
-    def get(self, key: str) -> bytes | None:
-        """The value, None if there is none; does not wait for one, unlike torch's."""
-        if not self.check([key]):
-            return None
-        self._call(request(Request.GET, _key(key)))
-        return self._sized()
-
-    def add(self, key: str, amount: int) -> int:
-        self._call(request(Request.ADD, _key(key), NUMBER.pack(amount)))
-        return self._number()
-
-    def check(self, keys: list[str]) -> bool:
-        self._call(request(Request.CHECK, COUNT.pack(len(keys)), *map(_key, keys)))
-        return self._take(1) == READY
 
     def delete_key(self, key: str) -> bool:
         self._call(request(Request.DELETE_KEY, _key(key)))
@@ -277,10 +267,10 @@ def _key(key: str) -> bytes:
     return sized(KEY_PREFIX + key.encode())
 
 
-def _ready(sock: socket.socket, event: int, deadline: Deadline) -> None:
-    """Wait until ``sock`` is ready; raises ``TimeoutError`` at the deadline, ``Cancelled`` after a cancellation."""
+def _await_connection(sock: socket.socket, deadline: Deadline) -> None:
+    """Wait until ``sock`` is connected, or cannot be; raises as ``Deadline.left``, or ``TimeoutError`` at its end."""
     poll = select.poll()
-    poll.register(sock, event)
+    poll.register(sock, select.POLLOUT)
     while True:
         left = deadline.left()
         if poll.poll(max(0.0, min(STEP_SECONDS, left)) * 1000):
@@ -312,10 +302,10 @@ def _connected_to(place: Resolved, deadline: Deadline) -> socket.socket:
 def _connect(sock: socket.socket, place: Resolved, deadline: Deadline) -> None:
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    with contextlib.suppress(BlockingIOError):
-        sock.connect(place.address)
-    _ready(sock, select.POLLOUT, deadline)
-    number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    number = sock.connect_ex(place.address)
+    if number == errno.EINPROGRESS:
+        _await_connection(sock, deadline)
+        number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     if number:
         raise OSError(number, os.strerror(number))
 

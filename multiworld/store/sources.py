@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import socket
@@ -31,105 +30,49 @@ from multiworld.transport.reactor import Reactor
 
 #: connections to a hosted store that may wait for being accepted: all members of a large world come at once
 BACKLOG = 4096
-#: clients of one store that are kept while no join needs any
-MAX_IDLE = 2
-#: a client that was used so shortly ago, in seconds, is not asked whether its host answers
-FRESH_SECONDS = 0.5
-#: how long a kept client may take to show that it still works, in seconds
-KEPT_CLIENT_SECONDS = 1.0
 #: how long a store may take to show that it is there already, in seconds
 ANSWER_SECONDS = 2.0
 #: ``"tcp://host:port"``, ``"file:///path"``, ``"env://"``, an address, a path, or any ``torch.distributed.Store``
 StoreLike: TypeAlias = "str | TcpStoreAddress | FileStorePath | Any"
 
 
-class ClientPool:
-    """Clients of one TCP store, each for one thread at a time: a new connection takes longer than all the rest of a
-    rejoin."""
+class ThreadClients(threading.local):
+    """Clients of one TCP store, one for each thread, as long as it lives: a thread of joins serves many, and each of
+    them looks at the store again and again."""
 
     def __init__(self, mode: GreetingMode) -> None:
         self._mode = mode
-        self._guard = threading.Lock()
-        #: with the monotonic time of their last use
-        self._idle: list[tuple[float, StoreClient]] = []
-        self._taken = 0
-        self._closed = False
+        self._client: StoreClient | None = None
 
-    def take(self, where: TcpStoreAddress, deadline: Deadline) -> StoreClient:
-        """One that still works, or a new one, to be given to ``keep`` or ``drop``; raises as
-        ``StoreClient.connect``."""
-        while (kept := self._pop()) is not None:
-            used, client = kept
-            client.deadline = deadline
-            if client.ended:
-                client.close()
-            elif time.monotonic() - used < FRESH_SECONDS or self._works(client, deadline):
-                return self._note_taken(client)
-        return self._note_taken(StoreClient.connect(where, deadline, self._mode))
-
-    def keep(self, client: StoreClient) -> None:
-        """Keep it for later, unless there are enough: the next joins of a crowd come soon."""
-        with self._guard:
-            self._taken -= 1
-            if not self._closed:
-                self._idle.append((time.monotonic(), client))
-            surplus = [client] if self._closed else []
-            while not self._taken and len(self._idle) > MAX_IDLE:
-                surplus.append(self._idle.pop(0)[1])
-        for each in surplus:
-            each.close()
-
-    def drop(self, client: StoreClient) -> None:
-        """Close one in the middle of a call."""
-        with self._guard:
-            self._taken -= 1
-        client.close()
-
-    def close(self) -> None:
-        with self._guard:
-            self._closed = True
-        while (kept := self._pop()) is not None:
-            kept[1].close()
-
-    def _works(self, client: StoreClient, deadline: Deadline) -> bool:
-        """Return whether its host is still there; another one may have started."""
-        client.deadline = deadline.at_most(KEPT_CLIENT_SECONDS)
-        with contextlib.suppress(StoreFailed):
-            client.num_keys()
-            client.deadline = deadline
-            return True
-        return False
-
-    def _note_taken(self, client: StoreClient) -> StoreClient:
-        with self._guard:
-            self._taken += 1
-        return client
-
-    def _pop(self) -> tuple[float, StoreClient] | None:
-        with self._guard:
-            return self._idle.pop() if self._idle else None
+    def get(self, where: TcpStoreAddress, deadline: Deadline) -> StoreClient:
+        """That of this thread if it still works, or a new one; raises as ``StoreClient.connect``."""
+        if self._client is None or self._client.ended:
+            self._client = None  # closed first, if the store has few descriptors
+            self._client = StoreClient.connect(where, deadline, self._mode)
+        self._client.deadline = deadline
+        return self._client
 
 
 @dataclass(frozen=True)
 class StoreSource:
-    """A store that can be opened, each time with a client of its own.
+    """A store that can be opened.
 
     Attributes:
         address: the local address that peers of such a store reach us at.
-        kept: idle clients, shared by all worlds of one store.
+        clients: of a TCP store, shared by all its worlds.
         owner: what has to live as long as the store is used, such as the caller's object.
         complaint: why a store that is hosted here refused a client since a monotonic time; None if it did not.
     """
 
     where: TcpStoreAddress | FileStorePath | Any
     address: str
-    kept: ClientPool | None = None
+    clients: ThreadClients | None = None
     owner: Any = None
     gate: Gate = field(default_factory=Gate)
     complaint: Callable[[float], GreetingError | None] = lambda _: None
 
     def open(self, deadline: Deadline) -> Any:
-        """A client for one thread, to be given to ``give_back`` or ``discard``; ``deadline`` bounds its waits.
+        """A client for this thread, that of a TCP store also for its next joins; ``deadline`` bounds its waits.
 
         Raises:
             StoreFailed: a TCP store does not answer in time.
@@ -137,24 +80,14 @@ class StoreSource:
             OSError: the file of a file store cannot be made.
         """
         if isinstance(self.where, TcpStoreAddress):
-            assert self.kept is not None  # noqa: S101 - for the type checker; see ``HostedStores.source``
-            return self.kept.take(self.where, deadline)
+            assert self.clients is not None  # noqa: S101 - for the type checker; see ``HostedStores.source``
+            return self.clients.get(self.where, deadline)
         if isinstance(self.where, FileStorePath):
             # Tried first: where it cannot open its file, the store's constructor goes on trying, and holds the GIL.
             _open_file(self.where.path, deadline)
             path = self.where.path
             return TorchStore(self.gate, lambda: FileStore(path, -1))
         return TorchStore(self.gate, lambda: self.where)
-
-    def give_back(self, client: Any) -> None:
-        """Keep a TCP client for the next generation."""
-        if self.kept is not None and isinstance(client, StoreClient):
-            self.kept.keep(client)
-
-    def discard(self, client: Any) -> None:
-        """Close a client in the middle of a call."""
-        if self.kept is not None and isinstance(client, StoreClient):
-            self.kept.drop(client)
 
 
 class HostedStores:
@@ -165,7 +98,7 @@ class HostedStores:
         self._network = network
         self._guard = threading.Lock()
         self._hosted: dict[tuple[str, int], StoreServer] = {}
-        self._kept: dict[str, ClientPool] = {}
+        self._clients: dict[str, ThreadClients] = {}
         #: by store; they live as long as a join or a world of it refers to them
         self._threads: weakref.WeakValueDictionary[Hashable, JoinThreads] = weakref.WeakValueDictionary()
         self._gate = Gate()
@@ -218,10 +151,10 @@ class HostedStores:
         if not isinstance(where, TcpStoreAddress):
             return StoreSource(where, config.address or "127.0.0.1", gate=self._gate)
         deadline = Deadline(time.monotonic() + config.join_timeout, cancelled)
-        address = config.address or _address_towards(where, config, deadline)
-        kept = self._kept_of(where, store)
-        self._host_if_ours(where, config, deadline, kept)
-        return StoreSource(where, address, kept, store, self._gate, lambda since: self.complaint(where, since))
+        address = config.address or _address_towards(where, deadline)
+        clients = self._clients_of(where, store)
+        self._host_if_ours(where, config, deadline, clients)
+        return StoreSource(where, address, clients, store, self._gate, lambda since: self.complaint(where, since))
 
     def complaint(self, where: object, since: float) -> GreetingError | None:
         """Why a store that is hosted here refused a client since a monotonic time; None if it did not."""
@@ -232,12 +165,10 @@ class HostedStores:
         """Stop hosting, and hang up; calls of torch's own stores get a moment to come back."""
         with self._guard:
             self._closed = True
-            servers, kept = set(self._hosted.values()), list(self._kept.values())
+            servers = set(self._hosted.values())
             self._hosted.clear()
         for server in servers:
             server.close()
-        for clients in kept:
-            clients.close()
         self._gate.close()
 
     def _host(self, listener: socket.socket, *places: tuple[str, int]) -> None:
@@ -247,28 +178,31 @@ class HostedStores:
         server = StoreServer(self._hub, listener, self._network.secret)
         self._hosted.update(dict.fromkeys(places, server))
 
-    def _kept_of(self, where: TcpStoreAddress, store: StoreLike) -> ClientPool:
+    def _clients_of(self, where: TcpStoreAddress, store: StoreLike) -> ThreadClients:
         """The clients of the store at ``where``; one that torch hosts has no secret."""
         torchs = not isinstance(store, (str, TcpStoreAddress)) or (store == "env://" and _is_torchruns())
         with self._guard:
-            return self._kept.setdefault(str(where), ClientPool(GreetingMode(None if torchs else self._network.secret)))
+            mode = GreetingMode(None if torchs else self._network.secret)
+            return self._clients.setdefault(str(where), ThreadClients(mode))
 
-    def _host_if_ours(self, where: TcpStoreAddress, config: WorldConfig, deadline: Deadline, kept: ClientPool) -> None:
+    def _host_if_ours(
+        self, where: TcpStoreAddress, config: WorldConfig, deadline: Deadline, clients: ThreadClients
+    ) -> None:
         ours = config.rank == 0 if where.hosted is None else where.hosted
         if not ours or (where.host, where.port) in self._hosted:
             return
         try:
             self.serve(where.host, where.port)
-        except RendezvousError as error:
+        except RendezvousError:
             # In use or not a local address: a store may be there already, as torchrun's agent's is.
-            if where.hosted or not _answers(where, deadline.at_most(ANSWER_SECONDS), kept):
-                raise error.with_context(world=config.name, rank=config.rank, operation="join") from None
+            if where.hosted or not _answers(where, deadline.at_most(ANSWER_SECONDS), clients):
+                raise
 
 
-def _answers(where: TcpStoreAddress, deadline: Deadline, kept: ClientPool) -> bool:
+def _answers(where: TcpStoreAddress, deadline: Deadline, clients: ThreadClients) -> bool:
     """Return whether a store answers at ``where``, even with a refusal."""
     try:
-        kept.drop(kept.take(where, deadline))
+        clients.get(where, deadline)
     except StoreFailed as failed:
         return failed.lasting  # the join says why
     except Cancelled:
@@ -281,7 +215,7 @@ def _is_torchruns() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def _address_towards(where: TcpStoreAddress, config: WorldConfig, deadline: Deadline) -> str:
+def _address_towards(where: TcpStoreAddress, deadline: Deadline) -> str:
     try:
         return own_address(resolved(where.host, where.port, deadline.left)[0])
     except (OSError, Cancelled) as error:
@@ -290,22 +224,22 @@ def _address_towards(where: TcpStoreAddress, config: WorldConfig, deadline: Dead
         else:
             why, found = system_message(error), cause_of(error, "there is no route to it")
         what = f"the store {where} cannot be reached: {why}"
-        raise RendezvousError(config.name, what, cause=found.cause, remedy=found.remedy, **_place(config)) from None
+        raise RendezvousError(what=what, cause=found.cause, remedy=found.remedy) from None
 
 
-def parsed(store: StoreLike, config: WorldConfig) -> TcpStoreAddress | FileStorePath | Any:
+def parsed(store: StoreLike) -> TcpStoreAddress | FileStorePath | Any:
     """The address, the path or the object that ``store`` stands for; raises ``InvalidArgument`` for anything else."""
     given: Any = store
     if type(given) is dist.TCPStore:  # its client waits in C++, and must not be shared by threads: ours does better
         return TcpStoreAddress(given.host, given.port, hosted=False)
     if isinstance(store, TcpStoreAddress) and not 0 < store.port <= 65535:
-        raise _no_store(config, store)
+        raise _no_store(store)
     if isinstance(store, (TcpStoreAddress, FileStorePath)) or hasattr(store, "compare_set"):
         return store
     if not isinstance(store, str):
-        raise _no_store(config, store)
+        raise _no_store(store)
     if store == "env://":
-        return _from_environment(config)
+        return _from_environment()
     parts = urlsplit(store)
     try:
         if parts.scheme == "tcp" and parts.hostname and parts.port:
@@ -314,29 +248,24 @@ def parsed(store: StoreLike, config: WorldConfig) -> TcpStoreAddress | FileStore
         pass  # no number for a port: refused below
     if parts.scheme == "file" and parts.path:
         return FileStorePath(parts.path)
-    raise _no_store(config, store)
+    raise _no_store(store)
 
 
-def _no_store(config: WorldConfig, store: object) -> InvalidArgument:
+def _no_store(store: object) -> InvalidArgument:
     cause = "known are tcp://host:port, file:///path, env:// and the stores of torch.distributed"
     remedy = "correct it; for port 0 call serve_store() and pass on the address it returns"
-    return InvalidArgument(config.name, f"{store!r} is not a store", cause=cause, remedy=remedy, **_place(config))
+    return InvalidArgument(what=f"{store!r} is not a store", cause=cause, remedy=remedy)
 
 
-def _place(config: WorldConfig) -> dict[str, Any]:
-    return {"rank": config.rank, "operation": "join"}
-
-
-def _from_environment(config: WorldConfig) -> TcpStoreAddress:
+def _from_environment() -> TcpStoreAddress:
     try:
         hosted = False if _is_torchruns() else None
         return TcpStoreAddress(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), hosted)
     except (KeyError, ValueError):
-        what, remedy = (
-            "store='env://' needs MASTER_ADDR and MASTER_PORT",
-            "launch with torchrun, set them, or pass store=",
-        )
-        raise InvalidArgument(config.name, what, remedy=remedy, rank=config.rank, operation="join") from None
+        raise InvalidArgument(
+            what="store='env://' needs MASTER_ADDR and MASTER_PORT",
+            remedy="launch with torchrun, set them, or pass store=",
+        ) from None
 
 
 def _not_hosted(host: str, port: int, error: OSError) -> RendezvousError:

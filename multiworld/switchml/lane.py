@@ -7,7 +7,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from concurrent.futures import Future, wait
 from datetime import timedelta
 from typing import Any
 
@@ -38,10 +38,8 @@ class SwitchWork(_Work):  # type: ignore[misc]
     def __init__(self, tensor: torch.Tensor) -> None:
         super().__init__()
         self._tensor = tensor
+        self._outcome: Future[None] = Future()
         self._lock = threading.Lock()
-        self._done = threading.Event()
-        self._error: Exception | None = None
-        self._on_done: list[Callable[[], None]] = []
         self._future: torch.futures.Future[Any] | None = None
         with _keeping:
             _unwaited[self] = None
@@ -49,15 +47,11 @@ class SwitchWork(_Work):  # type: ignore[misc]
                 del _unwaited[next(iter(_unwaited))]
 
     def finish(self, error: Exception | None = None) -> None:
-        """Set the outcome; the first one counts."""
-        with self._lock:
-            if self._done.is_set():
-                return
-            self._error = error
-            self._done.set()
-            calls, self._on_done = self._on_done, []
-        for call in calls:
-            call()
+        """Set the outcome, once."""
+        if error is None:
+            self._outcome.set_result(None)
+        else:
+            self._outcome.set_exception(error)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Block until it is done; ``timedelta(0)`` is without a limit of its own: the operation has one.
@@ -66,15 +60,17 @@ class SwitchWork(_Work):  # type: ignore[misc]
             SwitchJobFailed: the switch did not do it, or ``SwitchJobTimeout``: not in time.
         """
         seconds = timeout.total_seconds() if timeout else None
-        if not self._done.wait(seconds):
+        wait([self._outcome], seconds)
+        if not self._outcome.done():
             raise SwitchJobTimeout(
                 what=f"an all-reduce was not done within {seconds} s", timeout=seconds or 0.0, operation="wait"
             )
         self._let_go()
-        if isinstance(self._error, MultiWorldError):
-            raise self._error.with_context()  # a copy: an exception that is raised twice gathers tracebacks
-        if self._error is not None:
-            raise self._error
+        error = self._outcome.exception()
+        if isinstance(error, MultiWorldError):
+            raise error.with_context()  # a copy: an exception that is raised twice gathers tracebacks
+        if error is not None:
+            raise error
         return True
 
     def synchronize(self) -> None:
@@ -83,15 +79,15 @@ class SwitchWork(_Work):  # type: ignore[misc]
 
     def is_completed(self) -> bool:
         """Return whether it is done, well or not."""
-        return self._done.is_set()
+        return self._outcome.done()
 
     def is_success(self) -> bool:
         """Return whether it is done and did not fail."""
-        return self._done.is_set() and self._error is None
+        return self._outcome.done() and self._outcome.exception() is None
 
-    def exception(self) -> Exception | None:
+    def exception(self) -> BaseException | None:
         """Why it failed; None if it did not."""
-        return self._error
+        return self._outcome.exception() if self._outcome.done() else None
 
     def result(self) -> list[torch.Tensor]:
         """The tensor that was given, with the sums in it, in a list."""
@@ -104,23 +100,17 @@ class SwitchWork(_Work):  # type: ignore[misc]
                 devices = [self._tensor.device] if self._tensor.is_cuda else None
                 first: torch.futures.Future[Any] = torch.futures.Future(devices=devices)
                 # Only an exception of a callback is one for C++, too: set_exception() sets a value.
-                self._future = first.then(self._outcome)
-                self._on_done.append(lambda: first.set_result(self.result()))
-            future, calls = self._future, self._on_done if self._done.is_set() else []
-            if calls:
-                self._on_done = []
-        for call in calls:
-            call()
+                self._future = first.then(self._result_or_error)
+                self._outcome.add_done_callback(lambda _: first.set_result(self.result()))
         self._let_go()
-        return future
+        return self._future
 
     def _let_go(self) -> None:
         with _keeping:
             _unwaited.pop(self, None)
 
-    def _outcome(self, _: Any) -> list[torch.Tensor]:
-        if self._error is not None:
-            raise self._error
+    def _result_or_error(self, _: Any) -> list[torch.Tensor]:
+        self._outcome.result()
         return self.result()
 
 

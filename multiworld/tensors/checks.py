@@ -36,18 +36,10 @@ def check_tensor(group: GroupMembers, operation: str, tensor: torch.Tensor) -> i
         InvalidArgument: not a tensor, or one whose memory is not simply its values, see ``tensors.kinds``; not
             contiguous, not on the world's device, of an unknown dtype, or in memory that cannot be written to.
     """
-    if type(tensor) in PLAIN_TYPES and (keys := key_set(tensor)) in _plain and tensor.is_contiguous():
-        if _plain[keys]:
-            storage = tensor.untyped_storage()
-            needed = tensor.nbytes + tensor.storage_offset() * tensor.element_size()
-            known = storage.nbytes() >= needed and (storage.resizable() if _tells_owner else True)
-        else:
-            known = _is_where_the_world_is(group, tensor)
-        code = CODES.get(tensor.dtype) if known else None
-        if code is not None:
-            return code
-    code = _checked(group, operation, tensor, Form.PLAIN)
-    _check_writable(group, operation, tensor)
+    code = _known(group, tensor, written=True)
+    if code is None:
+        code = _checked(group, operation, tensor, Form.PLAIN)
+        _check_writable(group, operation, tensor)
     return code
 
 
@@ -57,20 +49,21 @@ def check_source(group: GroupMembers, operation: str, tensor: torch.Tensor) -> i
     Raises:
         InvalidArgument: as ``check_tensor``; but read-only memory and what is lazily conjugated or negated may be sent.
     """
-    if type(tensor) in PLAIN_TYPES and (keys := key_set(tensor)) in _plain and tensor.is_contiguous():
-        if _plain[keys]:
-            needed = tensor.nbytes + tensor.storage_offset() * tensor.element_size()
-            known = tensor.untyped_storage().nbytes() >= needed
-        else:
-            known = _is_where_the_world_is(group, tensor)
-        code = CODES.get(tensor.dtype) if known else None
-        if code is not None:
-            return code
-    return _checked(group, operation, tensor, Form.LAZY)
+    code = _known(group, tensor, written=False)
+    return _checked(group, operation, tensor, Form.LAZY) if code is None else code
 
 
-def _is_where_the_world_is(group: GroupMembers, tensor: torch.Tensor) -> bool:
-    return group.member.on_device and tensor.device == group.device
+def _known(group: GroupMembers, tensor: torch.Tensor, *, written: bool) -> int | None:
+    """The dtype's code of a tensor of a kind that was seen to be plain; None if each step has to be checked."""
+    if type(tensor) not in PLAIN_TYPES or (keys := key_set(tensor)) not in _plain or not tensor.is_contiguous():
+        return None
+    if _plain[keys]:
+        storage = tensor.untyped_storage()
+        needed = tensor.nbytes + tensor.storage_offset() * tensor.element_size()
+        known = storage.nbytes() >= needed and (not written or not _tells_owner or storage.resizable())
+    else:
+        known = group.member.on_device and tensor.device == group.device
+    return CODES.get(tensor.dtype) if known else None
 
 
 def _checked(group: GroupMembers, operation: str, tensor: torch.Tensor, most: Form) -> int:

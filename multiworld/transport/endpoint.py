@@ -1,6 +1,7 @@
-"""Where peers reach this process: one listener per local address, shared by all worlds.
+"""Where peers reach this process: listeners per local address, shared by all worlds.
 
-Any process may connect. Connections that have not introduced themselves are bounded in number, time and bytes, and
+One listens to TCP, one to the processes of this host and network namespace; its name cannot be guessed. Any process may
+connect. Connections that have not introduced themselves are bounded in number, time and bytes, and
 cost no more than what they send; see ``docs/threat-model.md``.
 """
 
@@ -8,20 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import secrets
 import selectors
 import socket
+import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeAlias
 
 from multiworld.config import NetworkSettings, printed
 from multiworld.transport.descriptors import NO_RESOURCES, reserve
-from multiworld.transport.greeting import MAX_GREETING_BYTES, GreetingError, Hello, Reason, refusal
+from multiworld.transport.greeting import MAX_GREETING_BYTES, GreetingError, Hello, Reason, Role, refusal
 from multiworld.transport.handshake import Acceptor
 from multiworld.transport.network_settings import listen
 from multiworld.transport.reactor import Reactor
-from multiworld.transport.sockets import accepted
+from multiworld.transport.sockets import accepted, listening_here
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +60,7 @@ class _Visitor:
 
 
 class Endpoint:
-    """The listener at one address. Connections greet, see ``greeting``, and are handed to the member they want.
+    """The listeners at one address. Connections greet, see ``greeting``, and are handed to the member they want.
 
     Args:
         serve_pulse: takes over heartbeat connections, once they have introduced themselves.
@@ -71,10 +75,11 @@ class Endpoint:
     ) -> None:
         self._hub = hub
         self._network = network
-        self._listener = listen(address, 0, network)
-        self._listener.setblocking(False)
+        self._listeners = [listen(address, 0, network)]
         self.address = address
-        self.port: int = self._listener.getsockname()[1]
+        self.port: int = self._listeners[0].getsockname()[1]
+        #: names the listener for processes of this host; empty if there is none
+        self.local = self._listen_here() if network.same_host else ""
         self.serve_pulse = serve_pulse
         self._answerers: dict[Member, Answerer] = {}
         self._complaints: dict[Member, GreetingError] = {}
@@ -84,7 +89,9 @@ class Endpoint:
         self._closed = False
         self._quiet_until: dict[Reason, float] = {}
         hub.on_close(self.close)
-        hub.call(self._watch)
+        for listener in self._listeners:
+            listener.setblocking(False)
+            hub.call(partial(self._watch, listener))
 
     def expect(self, world: str, generation: int, incarnation: str, answerer: Answerer) -> None:
         """Let ``answerer`` answer visitors of this world, generation and incarnation, in the hub's thread.
@@ -104,37 +111,48 @@ class Endpoint:
     def close(self) -> None:
         """Stop listening. In the hub's thread."""
         self._closed = True
-        self._hub.unwatch(self._listener)
-        self._listener.close()
+        for listener in self._listeners:
+            self._hub.unwatch(listener)
+            listener.close()
         for visitor in tuple(self._visitors.values()):
             self._dismiss(visitor)
 
     # connections that have not introduced themselves
 
-    def _watch(self) -> None:
-        if not self._closed:
-            self._hub.watch(self._listener, selectors.EVENT_READ, lambda _: self._accept(1))
+    def _listen_here(self) -> str:
+        """Listen to processes of this host; a system that does not let us costs them speed only."""
+        name = secrets.token_hex(16)
+        try:
+            self._listeners.append(listening_here(name))
+        except OSError as error:
+            logger.info("processes of this host are reached by TCP only: %s", error)
+            return ""
+        return name
 
-    def _accept(self, most: int) -> None:
+    def _watch(self, listener: socket.socket) -> None:
+        if not self._closed:
+            self._hub.watch(listener, selectors.EVENT_READ, lambda _: self._accept(listener, 1))
+
+    def _accept(self, listener: socket.socket, most: int) -> None:
         """Accept up to ``most`` connections; then a pause where there is a crowd, or nothing to accept with."""
         if self._closed:
             return
         accepted = 0
-        while accepted < most and self._accept_one():
+        while accepted < most and self._accept_one(listener):
             accepted += 1
         if self._exhausted or (accepted and len(self._visitors) >= CROWD):
             self._exhausted = False
-            self._hub.unwatch(self._listener)
-            self._hub.call_later(ACCEPT_PAUSE, lambda: self._accept(BATCH))
+            self._hub.unwatch(listener)
+            self._hub.call_later(ACCEPT_PAUSE, lambda: self._accept(listener, BATCH))
         else:
-            self._watch()
+            self._watch(listener)
 
-    def _accept_one(self) -> bool:
+    def _accept_one(self, listener: socket.socket) -> bool:
         """Accept a connection, and hear what it has said already: then what comes after it cannot push it out."""
         try:
-            sock = accepted(self._listener)
+            sock = accepted(listener)
         except OSError as error:
-            self._exhausted = error.errno in NO_RESOURCES and not reserve.refuse(self._listener)
+            self._exhausted = error.errno in NO_RESOURCES and not reserve.refuse(listener)
             return False
         sock.setblocking(False)
         if len(self._visitors) >= MAX_VISITORS:
@@ -193,7 +211,10 @@ class Endpoint:
 
     def _introduce(self, visitor: _Visitor, hello: Hello) -> None:
         answerer = self._answerers.get(_member(hello))
-        taker = _not_here(hello) if answerer is None else answerer(hello)
+        if visitor.sock.family == socket.AF_UNIX and hello.role is not Role.LANE:
+            taker: Taker | str = f"a connection for {hello.role.value} comes by TCP"
+        else:
+            taker = _not_here(hello) if answerer is None else answerer(hello)
         if isinstance(taker, str):
             self._dismiss(visitor, refusal(Reason.REFUSED, taker))
         elif _sent(visitor.sock, visitor.acceptor.accept()):
@@ -243,5 +264,8 @@ def _sent(sock: socket.socket, line: bytes) -> bool:
 
 def _peer(sock: socket.socket) -> str:
     with contextlib.suppress(OSError):
-        return printed(*sock.getpeername()[:2])
+        if sock.family != socket.AF_UNIX:
+            return printed(*sock.getpeername()[:2])
+        process, user, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        return f"process {process} of user {user} on this host"
     return "an unknown address"

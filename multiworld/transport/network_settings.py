@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 from multiworld.config import NetworkSettings
 from multiworld.errors import InvalidArgument, RendezvousError
-from multiworld.transport.sockets import made
+from multiworld.transport.sockets import BACKLOG, made
 
 _IFF_UP: Final = 1
 _Network: TypeAlias = "ipaddress.IPv4Network | ipaddress.IPv6Network"
@@ -118,6 +118,8 @@ def _network(wanted: str) -> _Network | None:
 
 
 SECRET, PORTS, INTERFACES = "MULTIWORLD_SECRET", "MULTIWORLD_PORTS", "MULTIWORLD_INTERFACES"
+#: ``tcp``: data goes to members on this host as it goes to others
+SAME_HOST = "MULTIWORLD_SAME_HOST"
 
 
 def network_settings(
@@ -140,7 +142,18 @@ def network_settings(
         _secret(environment.get(SECRET) if secret is None else secret),
         _ports(environment.get(PORTS) or None if ports is None else ports),
         _interfaces(environment.get(INTERFACES, "") if interfaces is None else interfaces),
+        _same_host(environment.get(SAME_HOST, "")),
     )
+
+
+def _same_host(value: str) -> bool:
+    if value not in ("", "tcp"):
+        raise InvalidArgument(
+            what=f"{SAME_HOST} is {value!r}",
+            cause="there is no such way to members on the same host",
+            remedy="unset it, or set it to 'tcp'",
+        )
+    return not value
 
 
 def _interfaces(value: object) -> tuple[str, ...]:
@@ -194,7 +207,7 @@ def _range_of(text: str) -> range | None:
         return None
 
 
-def listen(host: str, port: int, network: NetworkSettings, backlog: int = 1024) -> socket.socket:
+def listen(host: str, port: int, network: NetworkSettings, backlog: int = BACKLOG) -> socket.socket:
     """A listening socket, bound to ``host`` only. Blocks only where ``host`` is a name that has to be looked up.
 
     Args:

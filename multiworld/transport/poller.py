@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import select
 import socket
@@ -113,10 +114,11 @@ class SyncPoller:
         if self._bridge.mover is not self and self.wake >= 0:
             os.eventfd_write(self.wake, 1)
 
-    def turn(self) -> None:
-        """Wait until something is ready, and move it."""
+    def turn(self, until: float = math.inf) -> None:
+        """Wait until something is ready, or the time is ``until``, and move it."""
         self._update()
-        for fd, events in self._poll.poll(self._patience_ms):
+        left_ms = 1000 * max(0.0, until - time.monotonic())
+        for fd, events in self._poll.poll(min(self._patience_ms, left_ms)):
             lane = self._lanes.get(fd)
             if lane is None:
                 with contextlib.suppress(BlockingIOError):
@@ -219,17 +221,21 @@ class LoopBridge(LoopTie):
         self._taken: dict[int, SyncPoller] = {}
         self._rest_watched = False
 
-    def wait(self, operation: Operation) -> None:
-        """Move the data in the calling thread until ``operation`` is done."""
-        poller = self.begin_wait()
+    def wait(self, operation: Operation, seconds: float = math.inf) -> bool:
+        """Move the data in the calling thread until ``operation`` is done, but not much longer than ``seconds``;
+        whether it is."""
+        poller, until = self.begin_wait(), time.monotonic() + seconds
         try:
             with self.owner.lock:
                 if not operation.attach(poller.wake_up):
-                    return
-            while not operation.done:
-                poller.turn()
+                    return True
+            while not operation.done and time.monotonic() < until:
+                poller.turn(until)
+            return operation.done
         finally:
             with self.owner.lock:
+                if not operation.done:
+                    operation.attach(None)
                 self.end_wait()
 
     def begin_wait(self) -> SyncPoller:

@@ -16,6 +16,8 @@ from typing import Any, Final, ParamSpec
 
 #: how long a fork waits at most; to make a socket takes microseconds
 FORK_SECONDS: Final = 1.0
+#: of a listener
+BACKLOG: Final = 1024
 
 P = ParamSpec("P")
 
@@ -66,6 +68,28 @@ def connected(host: str, port: int, timeout: float) -> socket.socket:
         with contextlib.suppress(OSError):
             return _connected(other, elsewhere, timeout)
     return _connected(family, address, timeout)
+
+
+def named(name: str) -> str:
+    """Return the address of a socket of this machine: an abstract one, of this network namespace, without a file."""
+    return f"\0multiworld-{name}"
+
+
+def listening_here(name: str) -> socket.socket:
+    """Listen to processes of this machine and network namespace; raises ``OSError``."""
+    sock = made(socket.socket, socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(named(name))
+        sock.listen(BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def connected_here(name: str, timeout: float) -> socket.socket:
+    """Connect to the process of this machine and network namespace that listens under ``name``; raises ``OSError``."""
+    return _connected(socket.AF_UNIX, named(name), timeout)
 
 
 def copy_of(number: int) -> socket.socket:

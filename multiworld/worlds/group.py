@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from types import FrameType
 from typing import Any, ClassVar
 
@@ -14,6 +16,7 @@ from multiworld.errors import InvalidArgument
 from multiworld.operations import collectives, exchanges, objects, p2p
 from multiworld.operations.call import Call, GroupBase, SyncBase
 from multiworld.operations.p2p import P2P
+from multiworld.operations.plain_messages import exchange
 from multiworld.session.member import Member
 from multiworld.worlds.twins import WaitingCall, twin
 
@@ -64,6 +67,7 @@ class Group(GroupBase):
         self.gid = gid
         self.digest = digest
         self._sync_group = SyncGroup(self)
+        self._process_group: Any = None
 
     def __eq__(self, other: object) -> bool:
         self._refuse_torch(sys._getframe(1))
@@ -96,6 +100,18 @@ class Group(GroupBase):
         end it.
         """
         return self._sync_group
+
+    @property
+    def process_group(self) -> Any:
+        """This group as a ``torch.distributed.ProcessGroup``, a ``multiworld.torch.WorldProcessGroup``.
+
+        One object for all generations, which is registered with torch.distributed as ``mw:<world>:<number>``. Give it
+        to DDP, FSDP2, DeviceMesh and the functions of ``torch.distributed``; root ranks are those of this group.
+        """
+        if self._process_group is None:
+            torch_side = import_module("multiworld.torch.process_group")  # a layer above, for those who ask for it
+            self._process_group = torch_side.made(self)
+        return self._process_group
 
     def __repr__(self) -> str:
         return f"Group(world={self.member.name!r}, ranks={self.ranks})"
@@ -418,8 +434,30 @@ class SyncGroup(SyncBase, GroupBase):
         self.__dict__ = group.__dict__  # one state: a rejoin changes the ranks of both
         super().__init__(group)
 
-    send = twin(Group.send)
-    recv = twin(Group.recv)
+    _send = twin(Group.send)
+    _recv = twin(Group.recv)
+
+    @functools.wraps(_send)
+    def send(
+        self, tensor: torch.Tensor, dst: int, *, tag: int = 0, stream: bool = False, timeout: float | None = None
+    ) -> None:
+        if not exchange(self, "send", tensor, dst, tag, timeout):
+            self._send(tensor, dst, tag=tag, stream=stream, timeout=timeout)
+
+    @functools.wraps(_recv)
+    def recv(
+        self,
+        tensor: torch.Tensor,
+        src: int | None = None,
+        *,
+        tag: int = 0,
+        stream: bool = False,
+        timeout: float | None = None,
+    ) -> int:
+        if src is not None and exchange(self, "recv", tensor, src, tag, timeout):
+            return src
+        return self._recv(tensor, src, tag=tag, stream=stream, timeout=timeout)
+
     send_tensor = twin(Group.send_tensor)
     recv_tensor = twin(Group.recv_tensor)
     send_object = twin(Group.send_object)

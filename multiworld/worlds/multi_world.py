@@ -18,10 +18,9 @@ from multiworld.config import (
     OnCancel,
     TcpStoreAddress,
     WorldConfig,
-    is_duration,
 )
 from multiworld.engine import library
-from multiworld.errors import InvalidArgument, MultiWorldError
+from multiworld.errors import InvalidArgument, MultiWorldError, told_of
 from multiworld.events import TELLING_SECONDS, Event
 from multiworld.process.event_loop import check_no_loop, running_loop
 from multiworld.process.hooks import register
@@ -61,7 +60,8 @@ class _JoinCall:
         resize: bool,
         loop: asyncio.AbstractEventLoop | None,
     ) -> None:
-        where = parsed(store, config)
+        with told_of(config.name, config.rank):
+            where = parsed(store)
         table.check_usable(config.name)
         self._config, self._where, self._resources = config, where, table.resources
         self.patience = config.join_timeout + STORE_GRACE_SECONDS
@@ -69,7 +69,8 @@ class _JoinCall:
         def steps(job: JoinJob[World]) -> Steps[World]:
             given_up = table.giving_up(job)
             with table.joining(config):
-                source = table.resources.stores.source(where, store, config, given_up)
+                with told_of(config.name, config.rank):
+                    source = table.resources.stores.source(where, store, config, given_up)
                 session = yield from table.meet(job, config, source, loop, job.since, resize)
                 world = World(Member(owner, config, session, source, loop), table)
                 if not table.add(world, given_up):
@@ -93,7 +94,8 @@ class _JoinCall:
     def joined(self) -> World:
         """Return the world that was joined, or raise the error; a join that is late by now is given up."""
         if not self.job.done.done() and self.job.cancel():
-            raise self._resources.store_silent(self._config, self._where, 0, self.job)
+            with told_of(self._config.name, self._config.rank):
+                raise self._resources.store_silent(self._where, self.job)
         return self.job.done.result()
 
     def give_up(self) -> None:
@@ -140,13 +142,6 @@ class MultiWorld:
         if address is None and network.interfaces:
             address = chosen_address(network.interfaces)
         self.defaults = Defaults(address, op_timeout, Heartbeat() if heartbeat is None else heartbeat, network)
-        if not is_duration(op_timeout) or not isinstance(self.defaults.heartbeat, Heartbeat):
-            raise InvalidArgument(
-                what=f"op_timeout is {op_timeout!r}, heartbeat {heartbeat!r}",
-                remedy="pass seconds above 0 and a Heartbeat",
-            )
-        if address is not None and (not isinstance(address, str) or not address):
-            raise InvalidArgument(what=f"address is {address!r}, not text", remedy="pass a local address, or None")
         self._table: WorldTable[World] = WorldTable(Resources(network))
         register(self._table)
 

@@ -16,9 +16,10 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from multiworld.errors import InvalidArgument, MultiWorldError, RendezvousError
+from multiworld.config import whole_number
+from multiworld.errors import InvalidArgument, MultiWorldError, RendezvousError, told_of
 from multiworld.events import TELLING_SECONDS
-from multiworld.rendezvous.join_arguments import Defaults, checked_config
+from multiworld.rendezvous.join_arguments import check_seconds, checked_place
 from multiworld.rendezvous.joining import STORE_GRACE_SECONDS
 from multiworld.session.session import LINGER_SECONDS
 
@@ -133,15 +134,12 @@ class RejoinCall:
         """
         self._member.check_process()
         was = self._member.config
-        try:
-            defaults = Defaults(was.address, was.op_timeout, was.heartbeat, was.network)
-            rank, size = was.rank if self._rank is None else self._rank, was.size if self._size is None else self._size
-            timeout = was.join_timeout if self._timeout is None else self._timeout
-            named = was.name, rank, size, was.backend, was.device
-            checked = checked_config(defaults, *named, None, None, timeout, None)
-        except MultiWorldError as error:
-            raise error.with_context(operation="rejoin", generation=self._member.generation) from None
-        return replace(was, rank=checked.rank, size=checked.size, join_timeout=checked.join_timeout)
+        rank, size = was.rank if self._rank is None else self._rank, was.size if self._size is None else self._size
+        timeout = was.join_timeout if self._timeout is None else self._timeout
+        with told_of(was.name, whole_number(rank), "rejoin", self._member.generation):
+            rank, size = checked_place(rank, size)
+            check_seconds("join_timeout", timeout)
+        return replace(was, rank=rank, size=size, join_timeout=timeout)
 
     def agrees_with(self, config: WorldConfig) -> bool:
         """Tell whether ``config`` has the rank and the size that were asked for, if any were."""
@@ -167,13 +165,12 @@ class RejoinCall:
             MultiWorldError: that of the attempt, or ``RendezvousError`` when our own time is over.
         """
         if not attempt.job.done.done():
-            if attempt.until <= self._until + GRACE_SECONDS:
-                where, after = self._member.source.where, self._member.generation
-                raise self._resources.store_silent(attempt.config, where, after, attempt.job)
-            what = f"not assembled within {self._seconds} s"
-            cause = "a member did not start, or joined under another name, size or store"
-            after, us = self._member.generation, attempt.config.rank
-            raise RendezvousError(attempt.config.name, what, cause=cause, generation=after, rank=us, operation="rejoin")
+            with told_of(attempt.config.name, attempt.config.rank, "rejoin", self._member.generation):
+                if attempt.until <= self._until + GRACE_SECONDS:
+                    raise self._resources.store_silent(self._member.source.where, attempt.job)
+                what = f"not assembled within {self._seconds} s"
+                cause = "a member did not start, or joined under another name, size or store"
+                raise RendezvousError(what=what, cause=cause)
         error = attempt.job.done.exception()
         had_less_time = attempt.until < self._until and self._left > min(GRACE_SECONDS, self._seconds / 4)
         if isinstance(error, RendezvousError) and had_less_time:

@@ -8,7 +8,7 @@ import time
 import weakref
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from multiworld.config import WorldConfig, WorldState
 from multiworld.errors import BrokenWorldException, InvalidArgument, MultiWorldError, WorldClosed
@@ -131,6 +131,14 @@ class World(Group):
             what, us = f"the groups of ranks {both} have the same number", self.world_rank
             raise InvalidArgument(self.name, what, cause=cause, remedy=remedy, rank=us, operation="group")
 
+    def process_group_as_default(self) -> Any:
+        """Make ``process_group`` the default group of torch.distributed, and return it.
+
+        Raises:
+            InvalidArgument: there is another default group.
+        """
+        return self.process_group.become_default()
+
     async def leave(self) -> None:
         """Leave in good order: what was sent arrives, then the peers see ``PeerLeft``. Pending operations raise
         ``WorldClosed``."""
@@ -229,6 +237,9 @@ class World(Group):
         living = {group.gid for group in self._groups}
         self._numbers = {gid: what for gid, what in self._numbers.items() if gid in living}
         self.ranks = tuple(range(self.member.config.size))
+        for group in (self, *self._groups):
+            if group._process_group is not None:
+                group._process_group.renewed()
 
     def __repr__(self) -> str:
         place = f"rank={self.world_rank}, size={self.size}, generation={self.generation}"

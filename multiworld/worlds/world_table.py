@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from multiworld.config import NetworkSettings, WorldConfig
-from multiworld.errors import DescriptorsExhausted, InvalidArgument, RendezvousError, WrongContext
+from multiworld.errors import DescriptorsExhausted, InvalidArgument, RendezvousError, WrongContext, told_of
 from multiworld.events import TELLING_SECONDS, Callbacks, EventBus, WorldJoined
 from multiworld.process.hub import Hub
 from multiworld.process.join_threads import JoinJob, Steps
@@ -52,9 +52,9 @@ class Resources:
             raise DescriptorsExhausted(what=what, limit=limit(), need=2) from error
         self.stores = HostedStores(self.hub, network)
 
-    def store_silent(self, config: WorldConfig, where: object, after: int, job: JoinJob[Any]) -> RendezvousError:
+    def store_silent(self, where: object, job: JoinJob[Any]) -> RendezvousError:
         """Make the error for a store that does not answer."""
-        return store_silent(config, where, after, self.stores.complaint(where, job.since))
+        return store_silent(where, self.stores.complaint(where, job.since))
 
     def drop(self, sessions: list[Session]) -> None:
         """Leave the worlds and free everything, in a thread."""
@@ -174,7 +174,8 @@ class WorldTable(Generic[World]):
         """Meet the other members and begin the next generation; arguments and errors as of ``Rendezvous``."""
         hub, bus = self.resources.hub, self.resources.bus
         process, cancelled = (hub.endpoint, hub.monitor.unconnected), self.giving_up(job)
-        with self._attempting(config.name):
+        of_a_join = told_of(config.name, config.rank, "rejoin" if after else "join", after or None)
+        with self._attempting(config.name), of_a_join:
             rendezvous = Rendezvous(
                 job, *process, config, source, since=since, resize=resize, after=after, cancelled=cancelled
             )

@@ -25,12 +25,12 @@ _CONTEXT.set_forkserver_preload(
 )
 
 
-def run(arguments: list[str], environment: Mapping[str, str], timeout: float) -> tuple[int, str]:
-    """Run `python -m build ARGUMENTS` with nothing but that environment; return exit status and output."""
+def run(arguments: list[str], environment: Mapping[str, str], timeout: float, module: str = "build") -> tuple[int, str]:
+    """Run `python -m MODULE ARGUMENTS` with nothing but that environment; return exit status and output."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder, "output")
         output.touch()
-        process = _CONTEXT.Process(target=_command, args=(arguments, dict(environment), str(output)))
+        process = _CONTEXT.Process(target=_command, args=(module, arguments, dict(environment), str(output)))
         process.start()
         process.join(timeout)
         if process.exitcode is None:  # it shows where it hangs
@@ -44,7 +44,7 @@ def run(arguments: list[str], environment: Mapping[str, str], timeout: float) ->
         return process.exitcode, said
 
 
-def _command(arguments: list[str], environment: dict[str, str], output: str) -> None:
+def _command(module: str, arguments: list[str], environment: dict[str, str], output: str) -> None:
     """Become the command."""
     os.setsid()
     os.environ.clear()
@@ -59,5 +59,5 @@ def _command(arguments: list[str], environment: dict[str, str], output: str) -> 
         sys.path.insert(0, folder)
         if (site := Path(folder, "sitecustomize.py")).is_file():
             runpy.run_path(str(site))
-    sys.argv = ["build", *arguments]
-    runpy.run_module("build", run_name="__main__")
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__")

@@ -109,16 +109,14 @@ def test_hatchling_can_load_the_hook() -> None:
 
 
 def test_what_the_wheel_says_of_itself(tmp_path: Path) -> None:
-    """Its tag is what its libraries need, no older than torch's own; its SBOM names commit and libraries."""
-    if why := hatch_build.compile_into(REPO, hatch_build.PULSE, library := tmp_path / "libpulse.so"):
-        pytest.skip(why)
-    data, machine = library.read_bytes(), platform.machine()
+    """Its tag is what its engine needs, no older than torch's own; its SBOM names commit and engine."""
+    data, machine = b"libc.so.6\0GLIBC_2.4\0", platform.machine()
     assert hatch_build.platform_tag(data) == f"manylinux_2_17_{machine}"
     assert hatch_build.platform_tag(data + b"GLIBC_2.32\0GLIBCXX_3.4.29\0") == f"manylinux_2_34_{machine}"
     assert hatch_build.platform_tag(data + b"GLIBC_2.36\0GLIBCXX_3.4.30\0") == f"manylinux_2_36_{machine}"
     assert hatch_build.platform_tag(b"libc.musl-x86_64.so.1").startswith("linux_")
     for root in (REPO, tmp_path):  # a clone, and what was unpacked from a tarball
-        bill = json.loads(hatch_build.bill("it", "1.0", root, {"lib.so": data}))
+        bill = json.loads(hatch_build.bill("it", "1.0", root, data))
         assert ("pedigree" in bill["metadata"]["component"]) == (root / ".git").exists()
         assert bill["components"][0]["hashes"][0]["content"] == hashlib.sha256(data).hexdigest()
 

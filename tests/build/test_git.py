@@ -97,7 +97,7 @@ def test_without_git_the_message_says_what_to_install(tmp_path: Path) -> None:
         "except EnvironmentUnfitError as error:\n    print(error.what, error.remedy)\n",
         PATH=str(tmp_path),
     )
-    assert (done.stdout, done.stderr) == ("git cannot be run install git\n", "")
+    assert (done.stdout, done.stderr) == ("git cannot be run: No such file or directory install git\n", "")
 
 
 def test_a_transfer_that_takes_too_long_is_ended_with_all_it_started(tmp_path: Path) -> None:

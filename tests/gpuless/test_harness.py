@@ -29,6 +29,8 @@ from gpuless.subject import Subject, examine
 
 _BY_ID = {probe.id: probe for probe in PROBES}
 _REPOSITORY = Path(__file__).resolve().parents[2]
+#: The program is beside this file, and not among those of the probes.
+_SELFTEST = str(Path(__file__).with_name("selftest"))
 #: Seconds: enough for a probe to get to what hangs while many other tests run.
 _DEADLINE = 8
 
@@ -53,12 +55,12 @@ def _own(program: str, **settings: object) -> Probe:
 
 
 def test_imitation_keeps_its_promises(ready: Runner) -> None:
-    result = _run(_own("selftest", misuses=True), ready)
+    result = _run(_own(_SELFTEST, misuses=True), ready)
     assert result.got is Outcome.OK, result.detail
 
 
 def test_a_probe_that_uses_a_handle_after_its_end_is_no_success(ready: Runner) -> None:
-    result = _run(_own("selftest"), ready)
+    result = _run(_own(_SELFTEST), ready)
     assert result.got is Outcome.USED_AFTER_FREE
     assert result.detail["used after its end"]
 

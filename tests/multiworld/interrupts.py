@@ -13,6 +13,9 @@ WAITING = ("poller.py", "compiled_bridge.py")
 #: files in which a message is started, whatever the engine
 STARTING = ("lane.py", "compiled_engine.py")
 
+#: files in which a waiting thread exchanges a plain message
+EXCHANGING = ("plain_messages.py", "compiled_engine.py")
+
 
 def interrupted_at(step: int, file: str | tuple[str, ...], call: Callable[[], Any]) -> bool:
     """Call it with ``KeyboardInterrupt`` raised at that step of the interpreter in ``file``, or one of several; False

@@ -29,7 +29,7 @@ def shared_pool() -> WorkerPool:
     """The pool of this process."""
     log = Path(tempfile.mkdtemp(prefix="workers-"), "log")
     here = [name for name in PRELOAD if importlib.util.find_spec(name.partition(".")[0])]
-    return WorkerPool(log, (str(ROOT), str(Path(__file__).parent)), here, many=True)
+    return WorkerPool(log, (str(ROOT), str(Path(__file__).parent)), here)
 
 
 @contextlib.contextmanager

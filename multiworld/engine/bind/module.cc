@@ -3,14 +3,13 @@
 // Tensors are looked at as Python's own checks do; nothing of libtorch is used. What is not plain - of a kind that these
 // checks have seen to be plain, contiguous, of a dtype that has a code, in a storage that is there - is Python's to refuse or
 // to prepare. The lock of the interpreter is given up for all that may take time.
-#include <cerrno>
 #include <ctime>
 #include <map>
-#include <stdexcept>
-#include <system_error>
 
+#include "bind/binding.h"
+#include "bind/launch.h"
+#include "heartbeats.h"
 #include "mover/engine.h"
-#include "stable_abi.h"
 
 using namespace multiworld;
 
@@ -26,11 +25,6 @@ struct EngineObject {
   Engine* engine;
 };
 
-PyObject* none() {
-  Py_IncRef(&_Py_NoneStruct);
-  return &_Py_NoneStruct;
-}
-
 // The type of an object, borrowed of it.
 PyObject* type_of(PyObject* object) {
   return reinterpret_cast<PyObject*>(reinterpret_cast<ObjectHead*>(object)->type);
@@ -43,40 +37,6 @@ Engine* engine_of(PyObject* self) {
   PyErr_Format(PyExc_RuntimeError, "used in a forked child of the process that joined");
   return nullptr;
 }
-
-// Without the interpreter's lock.
-template <class F>
-auto unlocked(F function) {
-  PyThreadState* state = PyEval_SaveThread();
-  struct Restore {
-    PyThreadState* state;
-    // When the interpreter ends, CPython before 3.14 unwinds the stack of a thread that comes back here, to end it.
-    ~Restore() noexcept(false) { PyEval_RestoreThread(state); }
-  } restore{state};
-  return function();
-}
-
-bool count_is(Py_ssize_t count, Py_ssize_t wanted) {
-  if (count != wanted) PyErr_Format(PyExc_TypeError, "%zd arguments, %zd expected", count, wanted);
-  return count == wanted;
-}
-
-uint64_t number(PyObject* object) { return PyLong_AsUnsignedLongLong(object); }
-
-// A reference of our own.
-class Ref {
- public:
-  explicit Ref(PyObject* object) : object_(object) {}
-  ~Ref() { Py_DecRef(object_); }
-  Ref(const Ref&) = delete;
-  PyObject* get() const { return object_; }
-  explicit operator bool() const { return object_; }
-  bool is_true() const { return object_ == &_Py_TrueStruct; }
-  uint64_t number() const { return object_ ? PyLong_AsUnsignedLongLong(object_) : 0; }
-
- private:
-  PyObject* object_;
-};
 
 PyObject* call(PyObject* object, Name method) { return PyObject_CallMethodObjArgs(object, names[method], nullptr); }
 
@@ -140,12 +100,12 @@ bool waited(Engine& engine, uint64_t id, int64_t until) {
   return true;
 }
 
-// (outcome, peer, mode, dtype, nbytes): what it is, of whom, and what they have instead. One that nobody knows is 0, a
-// collective that the backend has to begin 4.
+// (outcome, peer, mode, dtype, nbytes): what it is, of whom, and what they have instead. One that nobody knows is 0; one that
+// is pending where something is `owed` is 4.
 PyObject* outcome_of(Engine& engine, uint64_t id) {
   OperationRef operation = engine.look(id);
   Outcome outcome = operation ? operation->outcome : Outcome::pending;
-  if (outcome == Outcome::pending && engine.is_agreed(id)) outcome = Outcome::agreed;
+  if (outcome == Outcome::pending && engine.owes()) outcome = Outcome::owed;
   Signature theirs = operation && outcome == Outcome::mismatch ? operation->theirs : Signature{};
   return Py_BuildValue("(iiiiK)", int(outcome), operation ? operation->peer : -1, int(theirs.mode), int(theirs.dtype),
                        static_cast<unsigned long long>(theirs.nbytes));
@@ -162,6 +122,15 @@ PyObject* setup(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return none();
 }
 
+// answer_heartbeats(epoll, stop, ended): answer pings until `stop` is readable; descriptors, see `heartbeats.h`.
+PyObject* heartbeats(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (!count_is(count, 3)) return nullptr;
+  int epoll = int(PyLong_AsLong(args[0])), stop = int(PyLong_AsLong(args[1])), ended = int(PyLong_AsLong(args[2]));
+  if (PyErr_Occurred()) return nullptr;
+  unlocked([&] { answer_heartbeats(epoll, stop, ended); });
+  return none();
+}
+
 // start_tensor(receives, peer, key, tensor): the number of the operation; None if the tensor is not plain.
 PyObject* start_tensor(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   Engine* engine = engine_of(self);
@@ -172,18 +141,41 @@ PyObject* start_tensor(PyObject* self, PyObject* const* args, Py_ssize_t count) 
   if (PyErr_Occurred()) return nullptr;
   Plain tensor;
   if (!plain(args[3], receives, tensor)) return none();
-  Message message{receives, peer, key, {mode_fixed, tensor.code, tensor.nbytes}, tensor.data, {}, true};
+  Message message{receives, false, peer, key, {mode_fixed, tensor.code, tensor.nbytes}, tensor.data, {}, true};
   return PyLong_FromUnsignedLongLong(unlocked([&] { return engine->start(message); }));
 }
 
-// A message as Python says it: (receives, peer, key, mode, dtype, nbytes, data, tail). `data` is the address of the caller's
-// memory, bytes that are copied, or None for memory of the engine's own.
+// exchange(number, receives, peer, key, tensor, seconds): send or receive a tensor, and wait for that. True if it is done, False if
+// it is not or not well; None if nothing was started. The operation's number, which is still to be taken, goes into the list
+// `number` before a signal handler can run.
+PyObject* exchange(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  Engine* engine = reinterpret_cast<EngineObject*>(self)->engine;
+  if (!count_is(count, 6)) return nullptr;
+  bool receives = args[1] == &_Py_TrueStruct, interrupted = false;
+  int peer = int(PyLong_AsLong(args[2]));
+  uint64_t key = number(args[3]);
+  int64_t until = deadline(args[5]);
+  Plain tensor;
+  if (PyErr_Occurred()) return nullptr;
+  if (engine->forked() || !plain(args[4], receives, tensor)) return none();
+  Message message{receives, false, peer, key, {mode_fixed, tensor.code, tensor.nbytes}, tensor.data, {}, true};
+  Outcome outcome = Outcome::pending;
+  uint64_t id = unlocked([&] { return engine->exchange(message, until, &interrupted, &outcome); });
+  if (!id) return none();
+  if (PyList_SetItem(args[0], 0, PyLong_FromUnsignedLongLong(id)) < 0 || (interrupted && !heeded(*engine, id))) return nullptr;
+  return PyBool_FromLong(outcome == Outcome::done);
+}
+
+// A message as Python says it: (receives, on_device, peer, key, mode, dtype, nbytes, data, tail). `data` is the address of the
+// caller's memory, bytes that are copied, or None for memory of the engine's own, or on the device.
 bool message_of(PyObject* said, Message& message) {
-  int receives, mode, dtype;
+  int receives, on_device, mode, dtype;
   unsigned long long key, nbytes;
   PyObject *data, *tail;
-  if (!PyArg_ParseTuple(said, "iiKiiKOO", &receives, &message.peer, &key, &mode, &dtype, &nbytes, &data, &tail)) return false;
-  message.receives = receives, message.key = key;
+  bool parsed = PyArg_ParseTuple(said, "iiiKiiKOO", &receives, &on_device, &message.peer, &key, &mode, &dtype, &nbytes,
+                                 &data, &tail);
+  if (!parsed) return false;
+  message.receives = receives, message.on_device = on_device, message.key = key;
   message.signature = {uint16_t(mode), uint8_t(dtype), nbytes};
   char* bytes;
   Py_ssize_t size;
@@ -208,14 +200,6 @@ PyObject* start(PyObject* self, PyObject* said) {
   return PyLong_FromUnsignedLongLong(unlocked([&] { return engine->start(message); }));
 }
 
-PyObject* list_of(const std::vector<uint64_t>& numbers) {
-  PyObject* list = PyList_New(Py_ssize_t(numbers.size()));
-  for (size_t i = 0; list && i < numbers.size(); i++) {
-    PyList_SetItem(list, Py_ssize_t(i), PyLong_FromUnsignedLongLong(numbers[i]));
-  }
-  return list;
-}
-
 // start_all([(...), ...]): the numbers of the operations; what goes to one peer goes out together.
 PyObject* start_all(PyObject* self, PyObject* said) {
   Engine* engine = engine_of(self);
@@ -234,16 +218,17 @@ bool ranks_of(PyObject* tuple, std::vector<int>& ranks) {
   return !PyErr_Occurred();
 }
 
-// start_any(peers, key, dtype, nbytes, address)
+// start_any(peers, key, mode, dtype, nbytes, address): of memory on the device the address is None.
 PyObject* start_any(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   Engine* engine = engine_of(self);
   std::vector<int> peers;
-  if (!engine || !count_is(count, 5) || !ranks_of(args[0], peers)) return nullptr;
+  if (!engine || !count_is(count, 6) || !ranks_of(args[0], peers)) return nullptr;
   uint64_t key = number(args[1]);
-  Signature signature{mode_fixed, uint8_t(PyLong_AsLong(args[2])), number(args[3])};
-  char* to = static_cast<char*>(PyLong_AsVoidPtr(args[4]));
+  Signature signature{uint16_t(PyLong_AsLong(args[2])), uint8_t(PyLong_AsLong(args[3])), number(args[4])};
+  bool on_device = args[5] == &_Py_NoneStruct;
+  char* to = on_device ? nullptr : static_cast<char*>(PyLong_AsVoidPtr(args[5]));
   if (PyErr_Occurred()) return nullptr;
-  return PyLong_FromUnsignedLongLong(unlocked([&] { return engine->receive_any(peers, key, signature, to); }));
+  return PyLong_FromUnsignedLongLong(unlocked([&] { return engine->receive_any(peers, key, signature, to, on_device); }));
 }
 
 // collective(group, ranks, fingerprint, launches, outgoing): `outgoing` has bytes, (address, length) or None for each rank.
@@ -295,11 +280,26 @@ PyObject* of(PyObject* self, PyObject* argument) {
 
 PyObject* take(Engine& engine, uint64_t id) { return unlocked([&] { return engine.take(id), 0; }), none(); }
 
-PyObject* withdraw(Engine& engine, uint64_t id) { return unlocked([&] { return engine.withdraw(id), 0; }), none(); }
-
-PyObject* launched(Engine& engine, uint64_t id) { return engine.launched(id), none(); }
+PyObject* withdraw(Engine& engine, uint64_t id) {
+  return PyBool_FromLong(unlocked([&] { return engine.withdraw(id); }));
+}
 
 PyObject* over(Engine& engine, uint64_t id) { return unlocked([&] { return engine.over(id), 0; }), none(); }
+
+PyObject* landed(Engine& engine, uint64_t id) { return unlocked([&] { return engine.landed(id), 0; }), none(); }
+
+PyObject* keep(Engine& engine, uint64_t id) { return unlocked([&] { return engine.keep(id), 0; }), none(); }
+
+// (number, dtype, nbytes, shape) of the message whose payload lies on the device for a receive; the number is 0 if it does not.
+PyObject* on_device(Engine& engine, uint64_t id) {
+  OperationRef operation = engine.look(id);
+  if (!operation || operation->type != Operation::Type::receive) return PyErr_Format(PyExc_ValueError, "it is no receive");
+  auto receive = std::static_pointer_cast<ReceiveOperation>(operation);
+  auto& message = receive->taken ? *receive->taken : *receive;
+  return Py_BuildValue("(KiKN)", static_cast<unsigned long long>(engine.on_device(receive)), int(message.dtype),
+                       static_cast<unsigned long long>(message.length),
+                       PyBytes_FromStringAndSize(message.shape.data(), Py_ssize_t(message.shape.size())));
+}
 
 PyObject* notify(Engine& engine, uint64_t id) {
   return PyBool_FromLong(unlocked([&] { return engine.notify(id); }));
@@ -354,6 +354,21 @@ PyObject* received(Engine& engine, uint64_t id) {
   return Py_BuildValue("(NN)", capsule, heard);
 }
 
+// [(number, whether it is to be begun on the backend, peer), ...]: see `Owed`.
+PyObject* owed(PyObject* self, PyObject*) {
+  Engine* engine = engine_of(self);
+  if (!engine) return nullptr;
+  std::vector<Owed> found = engine->owed();
+  PyObject* list = PyList_New(Py_ssize_t(found.size()));
+  for (size_t i = 0; list && i < found.size(); i++) {
+    PyObject* entry =
+        Py_BuildValue("(Kii)", static_cast<unsigned long long>(found[i].id), int(found[i].begins), found[i].peer);
+    if (!entry) return Py_DecRef(list), nullptr;
+    PyList_SetItem(list, Py_ssize_t(i), entry);
+  }
+  return list;
+}
+
 PyObject* progress(PyObject* self, PyObject*) {
   Engine* engine = engine_of(self);
   if (!engine) return nullptr;
@@ -375,12 +390,6 @@ PyObject* events(PyObject* self, PyObject*) {
     PyList_SetItem(list, Py_ssize_t(i), entry);
   }
   return list;
-}
-
-PyObject* flush(PyObject* self, PyObject*) {
-  Engine* engine = engine_of(self);
-  if (!engine) return nullptr;
-  return PyBool_FromLong(unlocked([&] { return engine->flush(); }));
 }
 
 PyObject* end(PyObject* self, PyObject* orderly) {
@@ -462,6 +471,25 @@ PyObject* traffic(PyObject* self, PyObject*) {
   return found;
 }
 
+// {peer: "tcp", "unix" or "ring"}: how large payloads go to each.
+PyObject* ways(PyObject* self, PyObject*) {
+  constexpr const char* said[] = {"tcp", "unix", "ring"};
+  Engine* engine = engine_of(self);
+  PyObject* found = engine ? PyDict_New() : nullptr;
+  if (!found) return nullptr;
+  for (auto& [peer, way] : engine->ways()) {
+    PyObject* key = PyLong_FromLong(peer);
+    PyObject* entry = Py_BuildValue("s", said[int(way)]);
+    if (key && entry) PyDict_SetItem(found, key, entry);
+    Py_DecRef(key);
+    Py_DecRef(entry);
+  }
+  return found;
+}
+
+// shared_memory_error(): why none could be had last, as a number of an error; 0 if that has not happened.
+PyObject* shared_memory_error(PyObject*, PyObject*) { return PyLong_FromLong(Ring::refused()); }
+
 template <auto descriptor>
 PyObject* fileno(PyObject* self, PyObject*) {
   Engine* engine = engine_of(self);
@@ -501,32 +529,9 @@ void engine_free(PyObject* self) {
   Py_DecRef(type);
 }
 
-// A function whose C++ exceptions become Python's.
-template <auto function>
-struct Guarded;
-template <class... Args, PyObject* (*function)(Args...)>
-struct Guarded<function> {
-  static PyObject* call(Args... args) {
-    try {
-      return function(args...);
-    } catch (const std::bad_alloc&) {
-      return PyErr_NoMemory();
-    } catch (const std::system_error& error) {
-      errno = error.code().value();
-      return PyErr_SetFromErrno(PyExc_OSError);
-    } catch (const std::out_of_range&) {
-      return PyErr_Format(PyExc_ValueError, "there is no such peer");
-    } catch (const std::exception& error) {
-      return PyErr_Format(PyExc_RuntimeError, "%s", error.what());
-    }
-  }
-};
-
-#define FAST(name, function) \
-  {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&Guarded<function>::call)), METH_FASTCALL, nullptr}
-#define PLAIN(name, function, flags) {name, &Guarded<function>::call, flags, nullptr}
 PyMethodDef engine_methods[] = {
     FAST("start_tensor", start_tensor),
+    FAST("exchange", exchange),
     PLAIN("start", start, METH_O),
     PLAIN("start_all", start_all, METH_O),
     FAST("start_any", start_any),
@@ -536,8 +541,11 @@ PyMethodDef engine_methods[] = {
     PLAIN("received", of<received>, METH_O),
     PLAIN("take", of<take>, METH_O),
     PLAIN("withdraw", of<withdraw>, METH_O),
-    PLAIN("launched", of<launched>, METH_O),
+    PLAIN("owed", owed, METH_NOARGS),
     PLAIN("over", of<over>, METH_O),
+    PLAIN("landed", of<landed>, METH_O),
+    PLAIN("keep", of<keep>, METH_O),
+    PLAIN("on_device", of<on_device>, METH_O),
     PLAIN("notify", of<notify>, METH_O),
     PLAIN("awaited", of<awaited>, METH_O),
     PLAIN("needs", of<needs>, METH_O),
@@ -548,9 +556,9 @@ PyMethodDef engine_methods[] = {
     PLAIN("bye", bye, METH_O),
     PLAIN("gives_up", gives_up, METH_NOARGS),
     PLAIN("traffic", traffic, METH_NOARGS),
+    PLAIN("ways", ways, METH_NOARGS),
     PLAIN("progress", progress, METH_NOARGS),
     PLAIN("events", events, METH_NOARGS),
-    PLAIN("flush", flush, METH_NOARGS),
     PLAIN("end", end, METH_O),
     PLAIN("shut", shut, METH_NOARGS),
     PLAIN("linger", linger, METH_NOARGS),
@@ -567,7 +575,12 @@ PyType_Slot engine_slots[] = {
 };
 PyType_Spec engine_spec = {"multiworld._engine.Engine", sizeof(EngineObject), 0, 0, engine_slots};
 
-PyMethodDef functions[] = {FAST("setup", setup), {}};
+PyMethodDef functions[] = {
+    FAST("setup", setup),
+    FAST("answer_heartbeats", heartbeats),
+    PLAIN("shared_memory_error", shared_memory_error, METH_NOARGS),
+    {},
+};
 PyModuleDef module = {
     {{1, nullptr}, nullptr, 0, nullptr}, "multiworld._engine", nullptr, -1, functions, nullptr, nullptr, nullptr, nullptr,
 };
@@ -577,6 +590,6 @@ PyModuleDef module = {
 extern "C" __attribute__((visibility("default"))) PyObject* PyInit__engine() {
   PyObject* made = PyModule_Create2(&module, abi_version);
   PyObject* type = made ? PyType_FromSpec(&engine_spec) : nullptr;
-  if (!type || PyModule_AddObject(made, "Engine", type) < 0) return nullptr;
+  if (!type || PyModule_AddObject(made, "Engine", type) < 0 || !add_launcher(made)) return nullptr;
   return made;
 }

@@ -115,8 +115,7 @@ void Agreement::check(const CollectiveRef& operation) {
   if (disagree(said)) {
     core_.fail(*operation, Outcome::mismatch);
   } else if (operation->launches) {
-    operation->agreed = true;
-    core_.host().agreed(*operation);
+    core_.launch(*operation);
   } else {
     core_.complete(*operation);
   }

@@ -15,17 +15,19 @@ Core::Core(int rank, const std::vector<int>& peers, uint64_t max_message_bytes, 
   for (int peer : peers) messages_.try_emplace(peer, *this, peer);
 }
 
-OperationRef Core::send(int peer, uint64_t key, Signature signature, Span payload, std::string tail, bool borrowed) {
+OperationRef Core::send(int peer, uint64_t key, Signature signature, Span payload, std::string tail, bool borrowed,
+                        bool on_device) {
   auto& messages = messages_.at(peer);
-  auto operation = std::make_shared<SendOperation>(messages, key, signature, payload, std::move(tail), borrowed);
+  auto operation =
+      std::make_shared<SendOperation>(messages, key, signature, payload, std::move(tail), borrowed, on_device);
   operation->peer = peer;
   if (begin(operation, {peer})) messages.send(operation);
   return operation;
 }
 
-OperationRef Core::receive(int peer, uint64_t key, Signature signature, char* to, bool borrowed) {
+OperationRef Core::receive(int peer, uint64_t key, Signature signature, char* to, bool borrowed, bool on_device) {
   auto& messages = messages_.at(peer);
-  auto operation = std::make_shared<ReceiveOperation>(messages, key, signature, to, borrowed);
+  auto operation = std::make_shared<ReceiveOperation>(messages, key, signature, to, borrowed, on_device);
   operation->peer = peer;
   // A message from before the peer left can still be received.
   bool kept = !departed_.empty() && messages.keeps(key);
@@ -33,7 +35,8 @@ OperationRef Core::receive(int peer, uint64_t key, Signature signature, char* to
   return operation;
 }
 
-OperationRef Core::receive_any(const std::vector<int>& peers, uint64_t key, Signature signature, char* to, bool borrowed) {
+OperationRef Core::receive_any(const std::vector<int>& peers, uint64_t key, Signature signature, char* to, bool borrowed,
+                               bool on_device) {
   std::vector<Messages*> candidates;
   bool lies_ready = false, all_gone = true;
   for (int peer : peers) {
@@ -41,11 +44,11 @@ OperationRef Core::receive_any(const std::vector<int>& peers, uint64_t key, Sign
     lies_ready |= candidates.back()->keeps(key);
     all_gone &= departed_.contains(peer);
   }
-  auto any = std::make_shared<AnyReceive>(key, signature, to, borrowed, candidates);
+  auto any = std::make_shared<AnyReceive>(key, signature, to, borrowed, on_device, candidates);
   if (!begin(any, all_gone && !lies_ready ? peers : std::vector<int>{})) return any;
   any_receives_.push_back(any);
   for (Messages* one : candidates) {
-    if (take_kept(any, *one)) return any;
+    if (take_kept(any, *one)) return any->chosen;
   }
   any->seq = next_any_++;
   for (Messages* one : candidates) put(one->peer, Kind::any, {}, uint32_t(any->seq), key);
@@ -92,16 +95,28 @@ void Core::withdraw(const OperationRef& operation) {
       auto& any = static_cast<AnyReceive&>(*operation);
       any.withdrawn = true;
       discard(any);
-      if (any.chosen) {
-        any.chosen->messages.withdraw(any.chosen);
-      } else if (!any.done()) {  // else the world has ended, and with it all that was asked
-        close(any, -1);
-      }
+      if (!any.done()) close(any, -1);  // else the world has ended, and with it all that was asked
       return;
     }
     case Operation::Type::collective:
       operation->withdrawn = true;  // the others count on it: it goes on
   }
+}
+
+bool Core::goes_on(const Operation& operation) const {
+  switch (operation.type) {
+    case Operation::Type::send: {
+      auto& send = static_cast<const SendOperation&>(operation);
+      return send.on_device && !send.done() && (send.matched || send.offered >= 0);
+    }
+    case Operation::Type::receive:
+      return static_cast<const ReceiveOperation&>(operation).lies_on_device;
+    case Operation::Type::any:
+      return false;
+    case Operation::Type::collective:
+      return static_cast<const CollectiveOperation&>(operation).launches && !operation.done();
+  }
+  return false;
 }
 
 Placement Core::on_frame(int peer, const Header& header) {
@@ -153,7 +168,9 @@ Placement Core::on_frame(int peer, const Header& header) {
 }
 
 void Core::arrived(int peer, const Header& header, Placement& placement) {
-  if (placement.receive) {
+  if (placement.receive && placement.memory) {
+    placement.receive->messages.described(placement.receive, placement.memory);
+  } else if (placement.receive) {
     placement.receive->messages.arrived(placement.receive);
   } else if (header.kind == uint8_t(Kind::fingerprint)) {
     groups_.at(header.key).arrived(peer, header, placement.memory);
@@ -178,21 +195,23 @@ void Core::settle(Operation& operation, Outcome outcome) {
     under_way_.erase(found);
   }
   operation.outcome = outcome;
-  if (operation.type == Operation::Type::receive) {
-    auto& receive = static_cast<ReceiveOperation&>(operation);
-    if (AnyRef any = receive.asked_by.lock()) {
-      receive.asked_by.reset();
-      any->peer = receive.peer;
-      any->theirs = receive.theirs;
-      if (outcome == Outcome::done) {
-        settle(*any, outcome);
-      } else {
-        fail(*any, outcome);
-      }
-      return;
-    }
-  }
   host_.settled(operation);
+}
+
+void Core::launch(Operation& operation) {
+  operation.launched = true;
+  host_.launch(operation);
+}
+
+void Core::drop(Operation& operation) {
+  discard(operation);
+  host_.dropped(operation);
+}
+
+// Its end comes later than it was told.
+void Core::resume(const OperationRef& operation) {
+  operation->outcome = Outcome::pending;
+  under_way_.emplace(operation.get(), operation);
 }
 
 void Core::fail(Operation& operation, Outcome outcome) {
@@ -209,11 +228,10 @@ void Core::mismatch(Operation& operation, const Signature& theirs) {
 
 // Neither read nor write the caller's memory from here on: copy what is needed of it, divert what comes.
 void Core::give_back(Operation& operation) {
-  if (operation.type == Operation::Type::any) {
-    auto& any = static_cast<AnyReceive&>(operation);
-    if (any.chosen) give_back(*any.chosen);
-  } else if (operation.borrowed && operation.type == Operation::Type::receive) {
+  if (operation.borrowed && operation.type == Operation::Type::receive) {
     auto& receive = static_cast<ReceiveOperation&>(operation);
+    // On the device it is under way to the caller's memory, or there, until it is copied.
+    if (receive.on_device && receive.withdrawn && receive.arrival >= 0) return;
     receive.borrowed = false;
     receive.messages.divert(receive);
   } else if (operation.borrowed && operation.type == Operation::Type::send && !operation.done()) {
@@ -249,16 +267,19 @@ void Core::on_offer(int peer, uint32_t seq) {
 // Receive from this peer, and from no other. An offer binds the peer: its message waits for our answer, which comes with
 // the receive (take). So no other receive of ours can take it meanwhile, and leave us waiting for a peer without another.
 void Core::choose(const AnyRef& any, Messages& messages, bool offered) {
-  any->chosen = std::make_shared<ReceiveOperation>(messages, any->key, any->signature, any->to, any->borrowed);
-  any->chosen->peer = any->peer = messages.peer;
-  any->chosen->asked_by = any;
-  if (offered) any->chosen->offer = any->seq;
+  ReceiveRef chosen = any->chosen =
+      std::make_shared<ReceiveOperation>(messages, any->key, any->signature, any->to, any->borrowed, any->on_device);
+  chosen->peer = messages.peer;
+  if (offered) chosen->offer = any->seq;
+  discard(*any);
+  under_way_.emplace(chosen.get(), chosen);
+  host_.chosen(*any, chosen);
   close(*any, offered ? messages.peer : -1);
-  messages.receive(any->chosen);
+  messages.receive(chosen);
 }
 
 bool Core::take_kept(const AnyRef& any, Messages& messages) {
-  if (!any->chosen && messages.keeps(any->key)) choose(any, messages, false);
+  if (!any->chosen && messages.ready(any->key)) choose(any, messages, false);
   return any->chosen != nullptr;
 }
 
@@ -283,9 +304,10 @@ void Core::close(AnyReceive& any, int answering) {
 bool Core::depart(int peer, bool gives_up) {
   departed_.insert(peer);
   // What was withdrawn goes on for the peer's sake only.
-  std::erase_if(under_way_, [&](const auto& entry) {
-    return entry.first->withdrawn && entry.first->type == Operation::Type::send && entry.first->peer == peer;
-  });
+  auto under_way = under_way_;
+  for (auto& [operation, ref] : under_way) {
+    if (operation->withdrawn && operation->type == Operation::Type::send && needs(*operation, peer)) drop(*operation);
+  }
   for (auto& [operation, ref] : under_way_) {
     if (needs(*operation, peer)) return false;
     if (gives_up && operation->type == Operation::Type::collective) {
@@ -312,9 +334,9 @@ bool Core::needs(const Operation& operation, int peer) const {
     bool member = std::count(collective.ranks.begin(), collective.ranks.end(), peer);
     return member && peer != rank_ && !collective.heard.contains(peer);
   }
-  if (operation.type != Operation::Type::any) return operation.peer == peer;
+  // What is under way on the device ends without the peer's lane.
+  if (operation.type != Operation::Type::any) return operation.peer == peer && !operation.launched;
   auto& any = static_cast<const AnyReceive&>(operation);
-  if (any.chosen) return any.chosen->peer == peer;
   return std::all_of(any.candidates.begin(), any.candidates.end(),
                      [&](const Messages* one) { return departed_.contains(one->peer); });
 }
@@ -326,10 +348,8 @@ std::vector<int> Core::awaited(const Operation& operation) const {
     for (int rank : static_cast<const CollectiveOperation&>(operation).ranks) {
       if (needs(operation, rank)) ranks.push_back(rank);
     }
-  } else if (operation.type == Operation::Type::any && !static_cast<const AnyReceive&>(operation).chosen) {
-    for (Messages* one : static_cast<const AnyReceive&>(operation).candidates) ranks.push_back(one->peer);
   } else if (operation.type == Operation::Type::any) {
-    ranks.push_back(static_cast<const AnyReceive&>(operation).chosen->peer);
+    for (Messages* one : static_cast<const AnyReceive&>(operation).candidates) ranks.push_back(one->peer);
   } else {
     ranks.push_back(operation.peer);
   }
@@ -340,9 +360,8 @@ void Core::end() {
   ended_ = true;
   auto under_way = under_way_;
   for (auto& [operation, ref] : under_way) {
-    // What all agreed on may be at work on the backend, whose end the host tells.
-    bool agreed = operation->type == Operation::Type::collective && static_cast<CollectiveOperation&>(*operation).agreed;
-    if (!agreed) fail(*operation, Outcome::ended);
+    // The backend may be at work on what is launched, whose end the host tells.
+    if (!operation->launched) fail(*operation, Outcome::ended);
   }
   any_receives_.clear();
 }

@@ -38,8 +38,13 @@ class Host {
   virtual ~Host() = default;
   // An operation has its outcome.
   virtual void settled(Operation& operation) = 0;
-  // All members agree on a collective that `launches`.
-  virtual void agreed(CollectiveOperation& operation) = 0;
+  // The backend is to begin it: all members agree on a collective that `launches`, or a message on the device is matched.
+  // The members begin what they have in common in this order.
+  virtual void launch(Operation& operation) = 0;
+  // A withdrawn operation will not be needed: nothing is told of it any more.
+  virtual void dropped(Operation& operation) = 0;
+  // A receive from any source has become this one.
+  virtual void chosen(AnyReceive& any, const ReceiveRef& receive) = 0;
   // The world cannot go on as it is, because of `peer`.
   virtual void lost(int peer, Loss why, const std::string& what) = 0;
   // A value for the set-up of a backend begins: whether it can be right. Then all of it comes.
@@ -62,15 +67,24 @@ class Core {
   Core(int rank, const std::vector<int>& peers, uint64_t max_message_bytes, Wire& wire, Host& host);
 
   // Starts. Each returns the operation, which may have ended already.
-  OperationRef send(int peer, uint64_t key, Signature signature, Span payload, std::string tail, bool borrowed);
-  OperationRef receive(int peer, uint64_t key, Signature signature, char* to, bool borrowed);
-  OperationRef receive_any(const std::vector<int>& peers, uint64_t key, Signature signature, char* to, bool borrowed);
+  OperationRef send(int peer, uint64_t key, Signature signature, Span payload, std::string tail, bool borrowed,
+                    bool on_device = false);
+  OperationRef receive(int peer, uint64_t key, Signature signature, char* to, bool borrowed, bool on_device = false);
+  OperationRef receive_any(const std::vector<int>& peers, uint64_t key, Signature signature, char* to, bool borrowed,
+                           bool on_device = false);
   // `outgoing` has what goes with the fingerprint to each of `ranks`, our own place included.
   CollectiveRef collective(uint64_t group, std::vector<int> ranks, std::string fingerprint, bool launches,
                            const std::vector<Span>& outgoing);
 
   // Give it up: its caller waits no more. On return the caller's memory is the caller's.
   void withdraw(const OperationRef& operation);
+  // Whether the host has to do with it after its withdrawal: the backend uses its memory, or is to begin it.
+  bool goes_on(const Operation& operation) const;
+
+  // What the host tells of the backend, and of memory on the device.
+  void over(Operation& operation) { settle(operation, Outcome::done); }  // it has ended, or its caller goes on before that
+  void landed(const ReceiveRef& operation) { operation->messages.landed(operation); }  // the payload is there
+  void keep(const ReceiveRef& operation) { operation->messages.keep_landed(operation); }  // a copy of it is made
 
   // Frames. A payload that is wanted is followed by `arrived`, or by nothing where the lane ends.
   Placement on_frame(int peer, const Header& header);
@@ -89,7 +103,10 @@ class Core {
   void complete(Operation& operation) { settle(operation, Outcome::done); }
   void fail(Operation& operation, Outcome outcome);
   void mismatch(Operation& operation, const Signature& theirs);
+  void launch(Operation& operation);
   void discard(Operation& operation) { under_way_.erase(&operation); }
+  void drop(Operation& operation);
+  void resume(const OperationRef& operation);
   void give_back(Operation& operation);
   void put(int peer, Kind kind, const Signature& signature, uint32_t seq, uint64_t key);
   void protocol_error(int peer, const std::string& what) { host_.lost(peer, Loss::protocol, what); }

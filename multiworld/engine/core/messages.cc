@@ -11,6 +11,9 @@ namespace {
 
 // How many receives a peer may have waiting at us; each costs us memory.
 constexpr uint64_t max_waiting = 1 << 16;
+// What is said of a tensor on the device: bytes of its payload, then its shape.
+constexpr uint64_t length_bytes = 8;
+constexpr uint64_t max_said_bytes = length_bytes + 8 * 255 + 1;
 
 }  // namespace
 
@@ -21,7 +24,7 @@ void Messages::send(const SendRef& operation) {
 
 void Messages::receive(const ReceiveRef& operation) {
   uint64_t key = operation->key;
-  if (keeps(key)) {
+  if (ready(key)) {
     take_kept(operation);
   } else if (orphans_.find(key)) {  // messages keep their order
     blocked_[key].push_back(operation);
@@ -48,8 +51,8 @@ void Messages::withdraw(const ReceiveRef& operation) {
   uint64_t key = operation->key;
   if (blocked_.remove(key, [&](const ReceiveRef& one) { return one == operation; })) {
     decline(*operation);
-  } else if (operation->succeeded()) {  // between its end and its caller's waking: the message is put back in its place
-    keep(operation);
+  } else if (operation->succeeded()) {  // between its end and its caller's waking
+    withdraw_arrived(operation);
   } else if (operation->arriving) {
     orphans_[key].push_back(operation);
   } else if (operation->seq >= 0 && wanted_.contains(uint32_t(operation->seq))) {
@@ -57,6 +60,18 @@ void Messages::withdraw(const ReceiveRef& operation) {
     core_.put(peer, Kind::cancel, {}, uint32_t(operation->seq), key);
   }
   core_.give_back(*operation);
+}
+
+// The message is put back in its place. One on the device may be on its way still, or lie in the caller's memory.
+void Messages::withdraw_arrived(const ReceiveRef& operation) {
+  if (operation->taken) {
+    ReceiveRef message = std::move(operation->taken);
+    return keep(message);  // nothing of it was copied yet
+  }
+  bool moves = operation->lies_on_device && (operation->borrowed || operation->arriving);
+  if (!moves) return keep(operation);
+  orphans_[operation->key].push_back(operation);
+  if (operation->arriving) core_.resume(operation);  // its caller went on with the stream, but was not woken yet
 }
 
 void Messages::divert(ReceiveOperation& operation) {
@@ -108,8 +123,10 @@ Placement Messages::on_data(const Header& header) {
     operation = found->second;
     wanted_.erase(found);
   }
-  bool admitted = operation && (operation->signature.mode == mode_fixed ? header.nbytes == operation->signature.nbytes
-                                                                        : header.nbytes <= operation->signature.nbytes);
+  if (header.flags == mode_device || header.flags == mode_device_tensor) return on_device_data(operation, header);
+  uint16_t mode = operation ? operation->signature.mode : uint16_t(mode_fixed);
+  bool admitted = operation && mode != mode_device && (mode == mode_fixed ? header.nbytes == operation->signature.nbytes
+                                                                          : header.nbytes <= operation->signature.nbytes);
   if (!admitted) {
     core_.protocol_error(peer, "payload of " + std::to_string(header.nbytes) + " bytes that was not asked for");
     return {};
@@ -167,7 +184,7 @@ void Messages::on_any_done(uint32_t seq, uint64_t key) {
   if (sends && sends->front()->offered == seq) {
     sends->front()->offered = -1;
     if (sends->front()->withdrawn) {
-      core_.discard(*sends->front());
+      core_.drop(*sends->front());
       sends->pop_front();
     }
   }
@@ -189,6 +206,69 @@ void Messages::arrived(const ReceiveRef& operation) {
     forget_orphan(operation);
     keep(operation);
   }
+}
+
+// The peer begins to send on the device. Of a tensor with its shape it says the length here, and the shape.
+Placement Messages::on_device_data(const ReceiveRef& operation, const Header& header) {
+  bool exact = header.flags == mode_device;
+  bool fits = exact ? header.nbytes == 0 : length_bytes < header.nbytes && header.nbytes <= max_said_bytes;
+  if (!fits || !operation || !operation->on_device || operation->signature.mode != (exact ? mode_device : mode_tensor)) {
+    core_.protocol_error(peer, "a payload on the device that was not asked for");
+    return {};
+  }
+  operation->arrival = ++arrivals_;
+  operation->arriving = operation->lies_on_device = true;
+  operation->dtype = header.dtype;
+  if (exact) {
+    operation->length = operation->signature.nbytes;
+    transfer(operation);
+    return {};
+  }
+  Memory said(header.nbytes);
+  return {true, said.data(), operation, said};
+}
+
+void Messages::described(const ReceiveRef& operation, const Memory& said) {
+  memcpy(&operation->length, said.data(), length_bytes);
+  if (operation->length > operation->signature.nbytes) {
+    core_.protocol_error(peer, "a tensor of " + std::to_string(operation->length) + " bytes that was not asked for");
+    return;
+  }
+  operation->shape.assign(said.data() + length_bytes, said.size() - length_bytes);
+  transfer(operation);
+}
+
+void Messages::transfer(const ReceiveRef& operation) {
+  if (operation->length) {
+    core_.launch(*operation);
+  } else {
+    landed(operation);
+  }
+}
+
+void Messages::landed(const ReceiveRef& operation) {
+  operation->arriving = false;
+  if (operation->withdrawn && !operation->borrowed) {
+    keep_landed(operation);
+  } else {
+    core_.complete(*operation);
+  }
+}
+
+void Messages::keep_landed(const ReceiveRef& operation) {
+  operation->borrowed = false;
+  forget_orphan(operation);
+  keep(operation);
+}
+
+bool Messages::ready(uint64_t key) {
+  auto* kept = kept_.find(key);
+  if (!kept) return false;
+  auto* orphans = orphans_.find(key);
+  int64_t first = kept->front()->arrival;
+  return !orphans || std::none_of(orphans->begin(), orphans->end(), [&](const ReceiveRef& one) {
+    return 0 <= one->arrival && one->arrival < first;
+  });
 }
 
 void Messages::match(uint64_t key) {
@@ -215,12 +295,25 @@ void Messages::match(uint64_t key) {
 void Messages::answer(SendOperation& operation, const Post& post) {
   if (post.signature.admits(operation.signature)) {
     operation.matched = true;
+    if (operation.on_device) return send_on_device(operation, post.seq);
     Header header{uint8_t(Kind::data), operation.signature.dtype, operation.signature.mode,
                   post.seq,            operation.key,             operation.signature.nbytes};
     core_.wire().put(peer, header, operation.payload, {operation.tail.data(), operation.tail.size()}, &operation);
   } else {
     core_.put(peer, Kind::reject, operation.signature, post.seq, operation.key);
     core_.mismatch(operation, post.signature);
+  }
+}
+
+// What is said goes out on the lane, and with it the backend begins to send.
+void Messages::send_on_device(SendOperation& operation, uint32_t seq) {
+  uint16_t mode = operation.signature.mode == mode_device ? mode_device : mode_device_tensor;
+  Header header{uint8_t(Kind::data), operation.signature.dtype, mode, seq, operation.key, operation.tail.size()};
+  core_.wire().put(peer, header, {operation.tail.data(), operation.tail.size()}, {}, nullptr);
+  if (operation.signature.nbytes) {
+    core_.launch(operation);
+  } else {
+    core_.complete(operation);
   }
 }
 
@@ -267,8 +360,8 @@ void Messages::serve_posted(uint64_t key) {
     return uint32_t(last - uint32_t(a->seq)) > uint32_t(last - uint32_t(b->seq));
   });
   for (auto& operation : posted) {
-    if (!keeps(key)) return;
-    auto post = std::make_shared<ReceiveOperation>(*this, key, operation->signature, nullptr, false);
+    if (!ready(key)) return;
+    auto post = std::make_shared<ReceiveOperation>(*this, key, operation->signature, nullptr, false, operation->on_device);
     post->peer = peer;
     post->seq = operation->seq;
     operation->seq = -1;
@@ -283,12 +376,15 @@ void Messages::take_kept(const ReceiveRef& operation) {
   ReceiveRef message = kept->front();
   kept->pop_front();
   decline(*operation);
-  bool same_mode = operation->signature.mode == message->signature.mode;
-  if (!(operation->signature == message->signature || (same_mode && operation->signature.mode != mode_fixed))) {
-    core_.mismatch(*operation, message->signature);
+  Signature came = message->signature;
+  came.dtype = message->dtype;
+  if (message->lies_on_device) operation->taken = message;
+  if (!(operation->signature == came || (operation->signature.mode == came.mode && !is_exact(came.mode)))) {
+    core_.mismatch(*operation, came);
     return;
   }
-  if (operation->placed) {
+  if (message->lies_on_device) {  // its caller copies it
+  } else if (operation->placed) {
     if (message->length) memcpy(operation->to, message->to, message->length);
   } else {
     operation->own = message->own;
@@ -307,7 +403,7 @@ bool Messages::forget_orphan(const ReceiveRef& operation) {
 
 void Messages::unblock(uint64_t key) {
   while (auto* blocked = blocked_.find(key)) {
-    if (!keeps(key) && orphans_.find(key)) return;
+    if (!ready(key) && orphans_.find(key)) return;
     ReceiveRef operation = blocked->front();
     blocked->pop_front();
     receive(operation);

@@ -29,6 +29,11 @@ class Messages {
   void divert(ReceiveOperation& operation);
   // Whether a message lies ready that came for a receive without a waiter.
   bool keeps(uint64_t key) { return kept_.find(key) != nullptr; }
+  // And whether none that came before it is still on its way.
+  bool ready(uint64_t key);
+  // The payload of a message on the device is there. In the memory of a caller who has left it is kept once it is copied.
+  void landed(const ReceiveRef& operation);
+  void keep_landed(const ReceiveRef& operation);
 
   // The peer's.
   void on_post(const Signature& wanted, uint32_t seq, uint64_t key);
@@ -40,6 +45,7 @@ class Messages {
   void on_any_done(uint32_t seq, uint64_t key);
   void on_take(uint32_t seq, uint64_t key);
   void arrived(const ReceiveRef& operation);
+  void described(const ReceiveRef& operation, const Memory& said);
 
  private:
   struct Post {
@@ -49,6 +55,10 @@ class Messages {
 
   void match(uint64_t key);
   void answer(SendOperation& operation, const Post& post);
+  void send_on_device(SendOperation& operation, uint32_t seq);
+  Placement on_device_data(const ReceiveRef& operation, const Header& header);
+  void transfer(const ReceiveRef& operation);
+  void withdraw_arrived(const ReceiveRef& operation);
   void post(const ReceiveRef& operation);
   void decline(ReceiveOperation& operation);
   void keep(const ReceiveRef& operation);

@@ -18,7 +18,7 @@ enum class Outcome : uint8_t {
   done = 1,
   mismatch = 2,   // the peer has something else, see `theirs`; the world goes on
   ended = 3,      // the world is broken or closed
-  agreed = 4,     // not the core's: the backend has to begin it
+  owed = 4,       // not the core's: it is pending, and there is something to begin on the backend
 };
 
 struct Signature {
@@ -30,7 +30,7 @@ struct Signature {
   // Whether a message like `sent` is what a receive like this waits for.
   bool admits(const Signature& sent) const {
     if (mode != sent.mode) return false;
-    return mode == mode_fixed ? *this == sent : sent.nbytes <= nbytes;
+    return is_exact(mode) ? *this == sent : sent.nbytes <= nbytes;
   }
 };
 
@@ -43,8 +43,9 @@ struct Operation : std::enable_shared_from_this<Operation> {
 
   const Type type;
   uint64_t id = 0;  // the host's own
-  bool borrowed;  // it reads or writes the caller's memory
+  bool borrowed;  // it reads or writes the caller's memory; on the device that of a receive alone
   bool withdrawn = false;
+  bool launched = false;  // the backend is to begin it, or has: its end is the host's to tell
   Outcome outcome = Outcome::pending;
   int peer = -1;       // the world rank a message goes to, or came from; of a collective the last that was heard
   Signature theirs;    // of a mismatch
@@ -54,10 +55,22 @@ struct Operation : std::enable_shared_from_this<Operation> {
 };
 using OperationRef = std::shared_ptr<Operation>;
 
-struct SendOperation : Operation {
-  SendOperation(Messages& messages, uint64_t key, Signature signature, Span payload, std::string tail, bool borrowed)
-      : Operation(Type::send, borrowed), messages(messages), key(key), signature(signature), payload(payload), tail(std::move(tail)) {
-    if (!borrowed) take();
+// A message as its sender or its receiver has it. Those that are `on_device` have their memory there, which is the host's.
+struct MessageOperation : Operation {
+  MessageOperation(Type type, bool borrowed, Messages& messages, uint64_t key, Signature signature, bool on_device)
+      : Operation(type, borrowed), messages(messages), key(key), signature(signature), on_device(on_device) {}
+
+  Messages& messages;
+  uint64_t key;
+  Signature signature;
+  const bool on_device;
+};
+
+struct SendOperation : MessageOperation {
+  SendOperation(Messages& messages, uint64_t key, Signature signature, Span payload, std::string tail, bool borrowed,
+                bool on_device)
+      : MessageOperation(Type::send, borrowed, messages, key, signature, on_device), payload(payload), tail(std::move(tail)) {
+    if (!borrowed && !on_device) take();
   }
 
   // Use a copy of the payload.
@@ -66,26 +79,23 @@ struct SendOperation : Operation {
     payload.data = own.data();
   }
 
-  Messages& messages;
-  uint64_t key;
-  Signature signature;
   Span payload;
-  std::string tail;    // the shape of a tensor
+  std::string tail;    // the shape of a tensor; of one on the device its length and shape
   Memory own;          // what `payload` points to, unless it is the caller's
   bool matched = false;
   int64_t offered = -1;  // number of the peer's receive from any source that it is offered to
 };
 using SendRef = std::shared_ptr<SendOperation>;
 
-struct AnyReceive;
+struct ReceiveOperation;
+using ReceiveRef = std::shared_ptr<ReceiveOperation>;
 
-struct ReceiveOperation : Operation {
-  ReceiveOperation(Messages& messages, uint64_t key, Signature signature, char* to, bool borrowed)
-      : Operation(Type::receive, borrowed), messages(messages), key(key), signature(signature), to(to), placed(borrowed) {}
+struct ReceiveOperation : MessageOperation {
+  ReceiveOperation(Messages& messages, uint64_t key, Signature signature, char* to, bool borrowed, bool on_device)
+      : MessageOperation(Type::receive, borrowed, messages, key, signature, on_device),
+        to(to),
+        placed(borrowed && !on_device) {}
 
-  Messages& messages;
-  uint64_t key;
-  Signature signature;
   char* to;            // where the payload goes
   bool placed;         // whether there is such a place yet; memory is found when the payload comes
   Memory own;          // what `to` points to, if it is not the caller's
@@ -95,18 +105,25 @@ struct ReceiveOperation : Operation {
   int64_t offer = -1;    // number of the receive from any source whose offer it answers
   int64_t arrival = -1;  // place of its message among all that came from this peer
   bool arriving = false;
-  std::weak_ptr<AnyReceive> asked_by;  // until it has ended
+  bool lies_on_device = false;  // its payload goes there, or is there
+  std::string shape;            // of a tensor whose payload does
+  ReceiveRef taken;             // whose message it got, where that lies on the device
 };
-using ReceiveRef = std::shared_ptr<ReceiveOperation>;
 
-// A receive from any source: it asks all, turns into a receive from the first that offers, and tells the others.
+// A receive from any source: it asks all, becomes a receive from the first that offers, and tells the others.
 struct AnyReceive : Operation {
-  AnyReceive(uint64_t key, Signature signature, char* to, bool borrowed, std::vector<Messages*> candidates)
-      : Operation(Type::any, borrowed), key(key), signature(signature), to(to), candidates(std::move(candidates)) {}
+  AnyReceive(uint64_t key, Signature signature, char* to, bool borrowed, bool on_device, std::vector<Messages*> candidates)
+      : Operation(Type::any, borrowed),
+        key(key),
+        signature(signature),
+        to(to),
+        on_device(on_device),
+        candidates(std::move(candidates)) {}
 
   uint64_t key;
   Signature signature;
   char* to;
+  const bool on_device;
   std::vector<Messages*> candidates;
   int64_t seq = -1;
   ReceiveRef chosen;
@@ -130,8 +147,7 @@ struct CollectiveOperation : Operation {
   uint64_t group;
   std::vector<int> ranks;
   std::string fingerprint;
-  bool launches;  // once agreed on it goes through the backend, whose end is the host's to tell
-  bool agreed = false;
+  bool launches;  // once agreed on it goes through the backend
   uint32_t seq = 0;
   std::map<int, Said> heard;  // by world rank
 };

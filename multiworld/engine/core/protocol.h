@@ -22,10 +22,15 @@ enum class Kind : uint8_t {
 
 // The ways to agree on the length of a message.
 enum Mode : uint16_t {
-  mode_fixed = 0,   // both sides name dtype and length
-  mode_tensor = 1,  // the payload ends with its shape
-  mode_object = 2,  // the payload is a pickle
+  mode_fixed = 0,          // both sides name dtype and length
+  mode_tensor = 1,         // the payload ends with its shape
+  mode_object = 2,         // the payload is a pickle
+  mode_device = 3,         // as mode_fixed, and the payload goes from device to device
+  mode_device_tensor = 4,  // of data alone: its length and shape come on the lane, the payload from device to device
 };
+
+// Whether both sides name the length.
+inline bool is_exact(uint16_t mode) { return mode == mode_fixed || mode == mode_device; }
 
 struct Header {
   uint8_t kind;

@@ -1,16 +1,31 @@
 // A lane: the one data connection to one peer, read and written without blocking, under the lock of the world.
 //
 // Payloads go from and to the callers' own memory, without a copy, for as long as their callers wait; `disown` and
-// `redirect` end that.
+// `redirect` end that. To a process on the same host (AF_UNIX) large payloads go through a ring in shared memory, once that
+// process has accepted it; their headers, and all other frames, stay on the socket, and so does the order of all.
 #pragma once
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "core/core.h"
+#include "ring.h"
 
 namespace multiworld {
+
+// Frames between two lanes, which their cores never see.
+enum class LaneKind : uint8_t {
+  ring = 64,    // with it comes the descriptor of a ring, which the sender would write to
+  ring_is = 65, // the answer: flags = 1 if the ring is accepted
+  chunk = 66,   // the next nbytes of the payload under way are in the ring
+  read = 67,    // nbytes of the ring have been read, and are free again
+};
+// Added to the kind of a frame whose payload goes through the ring.
+constexpr uint8_t through_ring = 0x80;
+
+enum class Way : uint8_t { tcp, unix_socket, ring };
 
 class Lane {
  public:
@@ -34,13 +49,21 @@ class Lane {
   void stop_reading();
   // Write the rest and say that nothing follows; whether the peer's machine has all of it. What comes is dropped.
   bool linger();
+  // How large payloads go to the peer.
+  Way way() const { return ring_accepted_ ? Way::ring : local_ ? Way::unix_socket : Way::tcp; }
   // End it on our side: nothing is read or written any more.
   void cut();
 
   // Close our descriptor, in a forked child; nothing else is touched.
   void abandon();
 
-  bool backlog() const { return !backlog_.empty(); }
+  bool backlog() const { return !backlog_.empty() || !said_.empty(); }
+  // Whether there is something to write once the socket takes it; a payload may wait for room in the ring instead.
+  bool blocked() const {
+    return error_ || !said_.empty() || (!backlog_.empty() && (!backlog_.front().in_ring || room_));
+  }
+  // Whether somebody has to write something, now or later.
+  bool owes() const { return !ended_ && (error_ || backlog()); }
   bool ended() const { return ended_; }
   uint64_t sent() const { return sent_; }
   uint64_t received() const { return received_; }
@@ -55,6 +78,9 @@ class Lane {
     Memory own;          // what `span` points to, unless it is the caller's
     OperationRef send;   // the one whose last byte this has
     OperationRef owner;  // the one whose memory it is
+    bool begins = false;   // a frame, nothing of which is written
+    bool in_ring = false;  // it goes there
+    std::string header;    // to be said before its first byte
   };
   struct Body {
     Header header{};
@@ -64,9 +90,26 @@ class Lane {
 
   void write(Span head, Span first, Span second, SendOperation* send);
   void keep(Span (&spans)[3], uint64_t done, SendOperation* send);
+  void keep_for_ring(Header header, Span first, Span second, SendOperation* send);
+  void own_what_is_kept();
+  void write_out();
+  bool write_some(Span& span);
+  bool fill_ring(Rest& rest);
+  void failed(int error);
   void end(int error);
+  int64_t read(char* body, uint64_t to_body, char* stage, uint64_t to_stage);
   void parse(const char* at, uint64_t size);
+  bool begin(Body& body, const char*& at, uint64_t& size);
   void advance(uint64_t count);
+
+  bool offers_ring();
+  void say(LaneKind kind, uint16_t flags, uint64_t nbytes);
+  void on_lane_frame(const Header& header);
+  bool on_ring(uint64_t bytes);
+  bool on_answer(bool accepted);
+  bool on_chunk(uint64_t bytes);
+  bool on_read(uint64_t bytes);
+  void forget_passed();
 
   Core& core_;
   std::function<void(Lane&, int)> on_end_;
@@ -78,6 +121,18 @@ class Lane {
   uint64_t skip_ = 0;  // bytes of an unwanted payload still to come
   uint64_t sent_ = 0, received_ = 0;
   bool holding_ = false, deaf_ = false, ended_ = false;
+  int error_ = 0;  // of a write: what came before is read first
+
+  bool local_ = false;     // a socket of this host
+  std::string said_;       // frames of the lane itself, written before the backlog where a frame begins in that
+  std::unique_ptr<Ring> out_, in_;
+  bool ring_offered_ = false, ring_accepted_ = false;
+  uint64_t room_ = 0;      // of `out_`, as far as we have been told
+  uint64_t allowed_ = 0;   // so much the peer may write to `in_` before it hears of us again
+  uint64_t unsaid_ = 0;    // read from `in_`, and not said
+  uint64_t ring_left_ = 0; // of the payload that comes through `in_` now
+  int passed_ = -1;        // a descriptor that came, for the frame that it came with
+  bool was_offered_ = false;
 };
 
 }  // namespace multiworld

@@ -2,11 +2,10 @@
 
 #include <errno.h>
 #include <linux/futex.h>
-#include <linux/sockios.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -17,6 +16,9 @@
 #include <cstring>
 #include <set>
 #include <system_error>
+#include <utility>
+
+#include "guard.h"
 
 namespace multiworld {
 namespace {
@@ -56,9 +58,9 @@ void quiet(int eventfd) {
   [[maybe_unused]] ssize_t got = read(eventfd, &count, sizeof count);
 }
 
-// The engines of this process. A fork waits until none is being made or freed.
-std::mutex all_mutex;
-std::set<Engine*> all;
+// The engines of this process. A fork waits until none is being made or freed. The guard may use these to the very end.
+std::mutex& all_mutex = *new std::mutex;
+std::set<Engine*>& all = *new std::set<Engine*>;
 
 }  // namespace
 
@@ -132,6 +134,8 @@ void Engine::after_fork_in_child() {
     engine->close_all();
     for (auto& [peer, lane] : engine->lanes_) lane.abandon();
   }
+  all.clear();  // nobody may lock theirs
+  Guard::after_fork_in_child();
   all_mutex.unlock();
 }
 
@@ -139,8 +143,10 @@ void Engine::after_fork_in_child() {
 
 OperationRef Engine::begin(const Message& message) {
   if (message.receives) {
-    return core_.receive(message.peer, message.key, message.signature, message.data, message.data != nullptr);
+    bool borrowed = message.data || message.signature.mode == mode_device;
+    return core_.receive(message.peer, message.key, message.signature, message.data, borrowed, message.on_device);
   }
+  if (message.on_device) return core_.send(message.peer, message.key, message.signature, {}, message.tail, false, true);
   Span payload{message.data, message.signature.nbytes - message.tail.size()};
   return core_.send(message.peer, message.key, message.signature, payload, message.tail, message.borrowed);
 }
@@ -169,9 +175,9 @@ std::vector<uint64_t> Engine::start(const std::vector<Message>& messages) {
   return ids;
 }
 
-uint64_t Engine::receive_any(const std::vector<int>& peers, uint64_t key, Signature signature, char* to) {
+uint64_t Engine::receive_any(const std::vector<int>& peers, uint64_t key, Signature signature, char* to, bool on_device) {
   Locked lock(*this);
-  return take_up(core_.receive_any(peers, key, signature, to, true));
+  return take_up(core_.receive_any(peers, key, signature, to, true, on_device));
 }
 
 uint64_t Engine::collective(uint64_t group, std::vector<int> ranks, std::string fingerprint, bool launches,
@@ -181,6 +187,7 @@ uint64_t Engine::collective(uint64_t group, std::vector<int> ranks, std::string 
 }
 
 uint64_t Engine::take_up(const OperationRef& operation) {
+  if (operation->id) return operation->id;  // it was launched as it began
   if (free_.empty()) {
     free_.push_back(uint32_t(slots_.size()));
     slots_.emplace_back().id = free_.back();
@@ -190,10 +197,6 @@ uint64_t Engine::take_up(const OperationRef& operation) {
   slot.id += uint64_t(1) << slot_bits;  // a number is never used again
   slot.operation = operation;
   operation->id = slot.id;
-  if (operation->type == Operation::Type::collective && !operation->done()) {
-    auto& collective = static_cast<CollectiveOperation&>(*operation);
-    if (collective.agreed) agreed(collective);  // the others had called it before us
-  }
   return slot.id;
 }
 
@@ -205,23 +208,42 @@ Engine::Slot* Engine::find(uint64_t id) {
 
 void Engine::let_go(Slot& slot) {
   wake(slot);
+  if (slot.operation->type == Operation::Type::receive) {
+    if (ReceiveRef message = static_cast<ReceiveOperation&>(*slot.operation).taken) dropped(*message);
+  }
   slot.operation->id = 0;
   slot.operation.reset();
-  slot.notify = slot.waiting = slot.agreed = false;
+  slot.notify = slot.waiting = false;
   free_.push_back(uint32_t(slot.id & ((uint64_t(1) << slot_bits) - 1)));
 }
 
 // ---- waiting
 
+uint64_t Engine::exchange(const Message& message, int64_t until, bool* interrupted, Outcome* outcome) {
+  Locked lock(*this);
+  if (ended_ || said_bye_) return 0;
+  uint64_t id = take_up(begin(message));
+  wait(lock, id, until, interrupted);
+  Slot* slot = find(id);
+  *outcome = slot ? slot->operation->outcome : Outcome::pending;
+  return id;
+}
+
 bool Engine::wait(uint64_t id, int64_t until, bool* interrupted) {
   Locked lock(*this);
+  return wait(lock, id, until, interrupted);
+}
+
+bool Engine::wait(Locked& lock, uint64_t id, int64_t until, bool* interrupted) {
   Slot* slot = find(id);
   if (!slot) return true;
-  OperationRef operation = slot->operation;
+  auto over = [&] {
+    Slot* now = find(id);  // another thread may let go of it meanwhile, and its place be another's
+    return !now || now->operation->done();
+  };
   int64_t look_around = now_ns() + look_around_ns;
   slot->waiting = true;
-  // Another thread may let go of it meanwhile, and its place be another's.
-  while (!operation->done() && find(id) && !slot->agreed && !*interrupted) {
+  while (!over() && owed_.empty() && !*interrupted) {
     int64_t now = now_ns(), left = std::min(until, look_around) - now;
     // A signal that comes between two system calls interrupts neither.
     *interrupted = now >= look_around;
@@ -234,9 +256,10 @@ bool Engine::wait(uint64_t id, int64_t until, bool* interrupted) {
   }
   if (find(id)) slot->waiting = false;
   if (!leader_) pass_the_lead();
-  bool over = operation->done() || (find(id) && slot->agreed);
-  *interrupted &= !over;  // its outcome is not to be lost
-  return over;
+  bool ended = over();
+  *interrupted &= !ended;  // its outcome is not to be lost
+  if (!owed_.empty() && (ended || *interrupted)) tell({Event::Type::owed});
+  return ended;
 }
 
 void Engine::lead(Locked& lock, Slot& slot, int64_t patience_ns, bool* interrupted) {
@@ -251,6 +274,7 @@ void Engine::lead(Locked& lock, Slot& slot, int64_t patience_ns, bool* interrupt
   if (kicked_) epoll_ctl(epoll_, EPOLL_CTL_DEL, host_, nullptr);
   kicked_ = false;
   serving_ = &slot;
+  turns_++;
   serve(events, count);
   serving_ = nullptr;
 }
@@ -289,16 +313,45 @@ void Engine::serve(const epoll_event* events, int count) {
 }
 
 void Engine::watch(Lane& lane) {
-  if (lane.ended() || lane.watched_for_writing == lane.backlog()) return;
-  lane.watched_for_writing = lane.backlog();
-  if (lane.backlog() && !rest_told_) {
-    rest_told_ = true;
-    tell({Event::Type::rest, lane.peer, 0, 0, {}});
+  if (lane.ended()) return;
+  if (lane.owes() && !owes_) {
+    owes_ = true;
+    turns_++;
+    Guard::look();
   }
+  if (lane.watched_for_writing == lane.blocked()) return;
+  lane.watched_for_writing = lane.blocked();
   epoll_event event{};
-  event.events = EPOLLIN | (lane.backlog() ? uint32_t(EPOLLOUT) : 0);
+  event.events = EPOLLIN | (lane.blocked() ? uint32_t(EPOLLOUT) : 0);
   event.data.ptr = &lane;
   epoll_ctl(epoll_, EPOLL_CTL_MOD, lane.fd, &event);
+}
+
+// ---- the guard
+
+bool Engine::pay_all(std::vector<pollfd>& watched) {
+  std::lock_guard guard(all_mutex);
+  bool owing = false;
+  for (Engine* engine : all) {
+    bool ours = false;
+    if (!engine->owes_ || !engine->pay(&ours)) continue;
+    owing = true;
+    if (ours) watched.push_back({engine->epoll_, POLLIN, 0});
+  }
+  return owing;
+}
+
+// Move what is ready, unless others have done so since it was last asked; whether something is still owed.
+bool Engine::pay(bool* ours) {
+  Locked lock(*this);
+  *ours = !leader_ && turns_ == seen_turns_;
+  seen_turns_ = turns_;
+  if (*ours) {
+    epoll_event events[most_events];
+    serve(events, epoll_wait(epoll_, events, most_events, 0));
+  }
+  owes_ = std::any_of(lanes_.begin(), lanes_.end(), [](const auto& entry) { return entry.second.owes(); });
+  return owes_;
 }
 
 // ---- outcomes
@@ -312,7 +365,7 @@ OperationRef Engine::look(uint64_t id) {
 void Engine::take(uint64_t id) {
   Locked lock(*this);
   Slot* slot = find(id);
-  if (slot && slot->operation->done()) let_go(*slot);
+  if (slot && (slot->operation->done() || slot->operation->withdrawn)) let_go(*slot);
 }
 
 Awaited Engine::awaited(uint64_t id) {
@@ -339,41 +392,58 @@ bool Engine::keeps(int peer, uint64_t key) {
   return core_.keeps(peer, key);
 }
 
-void Engine::withdraw(uint64_t id) {
+bool Engine::withdraw(uint64_t id) {
   Locked lock(*this);
   Slot* slot = find(id);
-  if (!slot) return;
+  if (!slot) return false;
   OperationRef operation = slot->operation;
-  bool goes_on = operation->type == Operation::Type::collective && !operation->done() &&
-                 static_cast<CollectiveOperation&>(*operation).launches;
-  if (!goes_on) let_go(*slot);  // else its number is needed until it is `over`
+  if (operation->withdrawn) return true;
   try {
     core_.withdraw(operation);
   } catch (const std::bad_alloc&) {
     lost(operation->peer, Loss::protocol, "there is no memory for what was withdrawn");
   }
+  if (core_.goes_on(*operation)) return true;
+  let_go(*slot);
+  return false;
 }
 
-bool Engine::is_agreed(uint64_t id) {
+std::vector<Owed> Engine::owed() {
   Locked lock(*this);
-  Slot* slot = find(id);
-  return slot && slot->agreed;
+  std::vector<Owed> owed;
+  owed.swap(owed_);
+  return owed;
 }
 
-void Engine::launched(uint64_t id) {
+bool Engine::owes() {
   Locked lock(*this);
-  if (Slot* slot = find(id)) slot->agreed = false;
+  return !owed_.empty();
 }
 
 void Engine::over(uint64_t id) {
   Locked lock(*this);
-  if (Slot* slot = find(id)) core_.complete(*slot->operation);
+  if (Slot* slot = find(id)) core_.over(*slot->operation);
+}
+
+void Engine::landed(uint64_t id) {
+  Locked lock(*this);
+  if (Slot* slot = find(id)) core_.landed(std::static_pointer_cast<ReceiveOperation>(slot->operation));
+}
+
+void Engine::keep(uint64_t id) {
+  Locked lock(*this);
+  if (Slot* slot = find(id)) core_.keep(std::static_pointer_cast<ReceiveOperation>(slot->operation));
+}
+
+uint64_t Engine::on_device(const ReceiveRef& receive) {
+  Locked lock(*this);
+  return receive->taken ? receive->taken->id : receive->lies_on_device ? receive->id : 0;
 }
 
 bool Engine::notify(uint64_t id) {
   Locked lock(*this);
   Slot* slot = find(id);
-  if (!slot || slot->operation->done() || slot->agreed) return false;
+  if (!slot || slot->operation->done()) return false;
   slot->notify = true;
   return true;
 }
@@ -382,6 +452,7 @@ std::vector<uint64_t> Engine::progress() {
   Locked lock(*this);
   epoll_event events[most_events];
   in_progress_ = true;
+  turns_++;
   serve(events, epoll_wait(epoll_, events, most_events, 0));
   in_progress_ = false;
   if (rung_) quiet(loop_);
@@ -394,13 +465,30 @@ std::vector<uint64_t> Engine::progress() {
 void Engine::settled(Operation& operation) {
   Slot* slot = operation.id ? find(operation.id) : nullptr;
   if (!slot) return;
-  if (operation.withdrawn) {
-    bool counted_on = operation.type == Operation::Type::collective && operation.outcome == Outcome::mismatch &&
-                      static_cast<CollectiveOperation&>(operation).launches;
-    if (!counted_on) return let_go(*slot);
-    return tell({Event::Type::agreed, operation.peer, 0, operation.id, {}});  // its owner takes it
+  if (!operation.withdrawn) {
+    report(*slot);
+  } else if (!operation.launched) {
+    dropped(operation);
+  } else if (operation.type == Operation::Type::receive) {  // its caller copies it
+    wake(*slot);
+  } else {
+    let_go(*slot);
   }
-  report(*slot);
+}
+
+void Engine::dropped(Operation& operation) {
+  if (operation.id) owed_.push_back({operation.id, false, operation.peer});
+}
+
+void Engine::launch(Operation& operation) {
+  if (!operation.id) take_up(operation.shared_from_this());  // nobody waits for it, or not yet
+  find(operation.id)->notify = false;                        // its owner tells its end
+  owed_.push_back({operation.id, true, operation.peer});
+}
+
+void Engine::chosen(AnyReceive& any, const ReceiveRef& receive) {
+  if (Slot* slot = any.id ? find(any.id) : nullptr) slot->operation = receive;
+  receive->id = std::exchange(any.id, 0);
 }
 
 // Let whoever waits for it look.
@@ -456,18 +544,6 @@ void Engine::tell(Event event) {
   events_.push_back(std::move(event));
 }
 
-bool Engine::flush() {
-  Locked lock(*this);
-  bool left = false;
-  for (auto& [peer, lane] : lanes_) {
-    lane.flush();
-    watch(lane);
-    left |= lane.backlog();
-  }
-  rest_told_ = left;
-  return left;
-}
-
 bool Engine::drain(int peer) {
   Locked lock(*this);
   Lane& lane = lanes_.at(peer);
@@ -489,6 +565,7 @@ void Engine::value(const std::vector<int>& ranks, uint64_t group, Span name, Spa
 
 void Engine::bye(bool gives_up) {
   Locked lock(*this);
+  said_bye_ = true;
   Header header{uint8_t(Kind::bye), 0, gives_up, 0, 0, 0};
   for (auto& [peer, lane] : lanes_) put(peer, header, {}, {}, nullptr);
 }
@@ -501,6 +578,13 @@ bool Engine::linger() {
     if (lane.ended()) epoll_ctl(epoll_, EPOLL_CTL_DEL, lane.fd, nullptr);
   }
   return over;
+}
+
+std::map<int, Way> Engine::ways() {
+  Locked lock(*this);
+  std::map<int, Way> found;
+  for (auto& [peer, lane] : lanes_) found[peer] = lane.way();
+  return found;
 }
 
 std::map<int, std::pair<uint64_t, uint64_t>> Engine::traffic() {
@@ -554,17 +638,6 @@ bool Engine::receiving(int peer) { return lanes_.at(peer).receiving(); }
 
 void Engine::redirect(int peer, const char* whole, char* own, uint64_t length) {
   lanes_.at(peer).redirect(whole, own, length);
-}
-
-void Engine::agreed(CollectiveOperation& operation) {
-  Slot* slot = operation.id ? find(operation.id) : nullptr;
-  if (!slot) return;
-  slot->agreed = true;
-  if (!operation.withdrawn && (slot->waiting || slot->notify)) {
-    report(*slot);
-  } else {
-    tell({Event::Type::agreed, operation.peer, 0, operation.id, {}});
-  }
 }
 
 void Engine::lost(int peer, Loss why, const std::string& what) {

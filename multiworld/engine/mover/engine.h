@@ -16,14 +16,14 @@
 #include "lanes/lane.h"
 
 struct epoll_event;
+struct pollfd;
 
 namespace multiworld {
 
 // What the owner of the world has to deal with.
 struct Event {
-  // `rest`: something is left to write, which nobody may be there to do: see `flush`.
-  // `agreed`: a collective goes to the backend; or it was withdrawn, and is a mismatch.
-  enum class Type : uint8_t { lost, lane_ended, bye, value, agreed, rest };
+  // `owed`: there is something in `owed`, and who moved the data does not look there.
+  enum class Type : uint8_t { lost, lane_ended, bye, value, owed };
   Type type;
   int peer = -1;
   int number = 0;  // the error of a lane; 1 for a bye that gives up
@@ -31,9 +31,17 @@ struct Event {
   std::string text;
 };
 
+// What the owner has to begin on the backend, in this order; or, where nobody waits for it, to look at: it has ended.
+struct Owed {
+  uint64_t id = 0;
+  bool begins = false;
+  int peer = -1;
+};
+
 // A message that is to be sent or received.
 struct Message {
   bool receives = false;
+  bool on_device = false;  // where its memory is the owner's, except for `tail`
   int peer = -1;
   uint64_t key = 0;
   Signature signature;
@@ -58,30 +66,36 @@ class Engine final : private Wire, private Host {
   uint64_t start(const Message& message);
   // Start several; what goes to one peer goes out together.
   std::vector<uint64_t> start(const std::vector<Message>& messages);
-  uint64_t receive_any(const std::vector<int>& peers, uint64_t key, Signature signature, char* to);
+  uint64_t receive_any(const std::vector<int>& peers, uint64_t key, Signature signature, char* to, bool on_device);
   uint64_t collective(uint64_t group, std::vector<int> ranks, std::string fingerprint, bool launches,
                       const std::vector<Span>& outgoing);
 
-  // Move the data until the operation is done: true. False at `until`, in nanoseconds of the monotonic clock; or when it is time
-  // to look for signals, and then `interrupted` is set.
+  // Start a message and move the data until it is done, as `wait` does. 0 if nothing is started any more.
+  uint64_t exchange(const Message& message, int64_t until, bool* interrupted, Outcome* outcome);
+
+  // Move the data until the operation is done: true. False at `until`, in nanoseconds of the monotonic clock; as soon as there
+  // is something in `owed`; or when it is time to look for signals, and then `interrupted` is set.
   bool wait(uint64_t id, int64_t until, bool* interrupted);
   // The operation; null if there is none of that number. What it holds may be read once it is done.
   OperationRef look(uint64_t id);
   // Let go of one that is done. Until then it can be withdrawn: a message that came is kept for the next receive.
   void take(uint64_t id);
-  // Give it up and let go of it. On return the caller's memory is the caller's.
-  void withdraw(uint64_t id);
+  // Give it up. On return the caller's memory is the caller's, and the number is let go of; or it `goes_on`: true.
+  bool withdraw(uint64_t id);
   Awaited awaited(uint64_t id);
   // Whether an operation cannot end without that peer.
   bool needs(int peer);
   // Whether a message of the peer lies ready.
   bool keeps(int peer, uint64_t key);
-  // All members agree on a collective that `launches`, and nobody has begun it on the backend yet. Who waits for it finds that,
-  // as if it were done; where nobody does, an event says so.
-  bool is_agreed(uint64_t id);
-  // It is begun on the backend; and over.
-  void launched(uint64_t id);
+  // Take what is owed, for whoever has moved data: each is begun before the next is taken by another.
+  std::vector<Owed> owed();
+  bool owes();
+  // See `Core`: the backend is done with it; the payload is on the device; the copy of a message without a waiter is made.
   void over(uint64_t id);
+  void landed(uint64_t id);
+  void keep(uint64_t id);
+  // The number of the message whose payload lies on the device for a receive; 0 if it came on the lane.
+  uint64_t on_device(const ReceiveRef& receive);
 
   // For an event loop: report the end of `id` in `progress`. False if it is done already.
   bool notify(uint64_t id);
@@ -93,8 +107,6 @@ class Engine final : private Wire, private Host {
   // For the owner.
   std::vector<Event> events();
   int eventful() const { return host_; }
-  // Write what is left to write; whether something still is.
-  bool flush();
   // Read all that has come from a peer; false once its connection has ended.
   bool drain(int peer);
   // Send a value for the set-up of a backend.
@@ -109,22 +121,29 @@ class Engine final : private Wire, private Host {
   bool depart(int peer, bool gives_up);
   // Whether our own end leaves something undone that others take part in.
   bool gives_up();
+  // How large payloads go to each peer.
+  std::map<int, Way> ways();
   // Bytes sent and received by peer.
   std::map<int, std::pair<uint64_t, uint64_t>> traffic();
   // In a forked child nothing else may be called: another thread may have been at work. The descriptors are closed there, so
   // that peers learn of the parent's end by the end of its connections.
   bool forked() const { return forked_; }
 
+  // For the guard: move the data of all engines that owe something and that nobody else moves. Adds to `watched` what tells
+  // that these can go on; whether any engine owes something.
+  static bool pay_all(std::vector<::pollfd>& watched);
+
  private:
   struct Slot {
     OperationRef operation;
     uint64_t id = 0;
     std::atomic<uint32_t> word{0};  // changes when its thread has to look
-    bool waiting = false, notify = false, agreed = false;
+    bool waiting = false, notify = false;
   };
   class Locked;
 
   OperationRef begin(const Message& message);
+  bool wait(Locked& lock, uint64_t id, int64_t until, bool* interrupted);
   uint64_t take_up(const OperationRef& operation);
   Slot* find(uint64_t id);
   void let_go(Slot& slot);
@@ -135,6 +154,7 @@ class Engine final : private Wire, private Host {
   void pass_the_lead();
   void serve(const ::epoll_event* events, int count);
   void watch(Lane& lane);
+  bool pay(bool* ours);
   void kick();
   void close_all();
   static void before_fork();
@@ -148,7 +168,9 @@ class Engine final : private Wire, private Host {
   bool receiving(int peer) override;
   void redirect(int peer, const char* whole, char* own, uint64_t length) override;
   void settled(Operation& operation) override;
-  void agreed(CollectiveOperation& operation) override;
+  void launch(Operation& operation) override;
+  void dropped(Operation& operation) override;
+  void chosen(AnyReceive& any, const ReceiveRef& receive) override;
   void lost(int peer, Loss why, const std::string& what) override;
   bool expects_value(int peer, const Header& header) override;
   void on_value(int peer, const Header& header, const Memory& value) override;
@@ -164,14 +186,17 @@ class Engine final : private Wire, private Host {
   std::deque<Slot*> followers_;
   std::vector<Slot*> awakened_;  // once the lock is free: who is woken needs it
   std::vector<uint64_t> done_;   // for the event loop
+  std::vector<Owed> owed_;
   std::vector<Event> events_;
   uint64_t value_bytes_ = 0;  // in these
   std::set<int> farewells_;   // of whom there was one
   int epoll_ = -1;
   int loop_ = -1;  // wakes the event loop
   int host_ = -1;  // wakes the owner
-  bool in_progress_ = false, kicked_ = false, rung_ = false, rest_told_ = false;
-  bool ended_ = false;
+  bool in_progress_ = false, kicked_ = false, rung_ = false;
+  std::atomic<bool> owes_{false};       // something to a peer; false only once the guard has seen that
+  uint64_t turns_ = 0, seen_turns_ = 0; // in which others than the guard moved the data; and as the guard last saw them
+  bool ended_ = false, said_bye_ = false;
   std::atomic<bool> forked_{false};
 };
 

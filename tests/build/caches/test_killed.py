@@ -60,14 +60,15 @@ print("made", Path("out/ported.port/state.json").is_file())
 _WRITE = """\
 import os, time
 from pathlib import Path
-from build.series import checkout
+from build import paths
 from build.series.commits import Exported, write_series
 def waiting(new, final):
     Path("state/waiting").touch()
     while Path("state/hang").exists():
         time.sleep(0.02)
-    replace(new, final)
-replace, checkout.replace_folder = checkout.replace_folder, waiting
+    return exchange(new, final)
+exchange, paths.exchange = paths.exchange, waiting
+Path("out/2.6.0").mkdir(exist_ok=True)
 write_series(Path("out/2.6.0"), [Exported("0001-p.patch", b"text")])
 print("made", Path("out/2.6.0/0001-p.patch").read_bytes() == b"text")
 """

@@ -12,11 +12,12 @@ import pytest
 
 from build import releases, seals
 from build.errors import EnvironmentUnfitError, ToolError, WheelError
-from build.official import fetch_package, fetch_wheel, index, unpack
+from build.official import fetch_package, fetch_wheel, unpack
 from build.official.headers import tree_digest
 from build.releases import HeaderPackage, Release
 from tests.build.caches import damage
 from tests.build.official.server import Index, make_wheel, serving
+from tests.build.official.settings import forget
 
 NAME = "torch-2.6.0-cp311-cp311-manylinux1_x86_64.whl"
 HEADERS = "nvidia_nccl_cu12-2.21.5-py3-none-manylinux2014_x86_64.whl"
@@ -45,9 +46,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
     with serving(Index()) as made:
         monkeypatch.setenv("PIP_INDEX_URL", made.url + "/simple")
-        index.forget()
+        forget()
         yield made
-        index.forget()
+        forget()
 
 
 @pytest.fixture
@@ -99,7 +100,7 @@ def test_wheel_that_cannot_be_fetched_again(release: Release, monkeypatch: pytes
     path = fetch_wheel(release, "3.11")
     damage.flip(path)
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    index.forget()
+    forget()
     with pytest.raises(EnvironmentUnfitError, match="cannot be reached") as caught:
         fetch_wheel(release, "3.11")
     assert caught.value.remedy

@@ -10,8 +10,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from build.bench import figures
 from build.console import console
+from docs.bench import figures
 from multiworld.lab.bench.load import LoadMeter
 from tests.build.cluster.conftest import Site
 from tests.build.cluster.hosts import cluster, offer

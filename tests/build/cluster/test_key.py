@@ -15,7 +15,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from build import cli
-from build.bench.wheelhouse import write_release
 from build.cli import guarded, only
 from build.errors import ClaimError, ToolError
 from build.wheelhouse import signing
@@ -23,6 +22,7 @@ from build.wheelhouse.signer import Signer
 from build.wheelhouse.trust import NAME
 from ci.cluster.app import install
 from ci.cluster.lock import Request, lock
+from docs.bench.wheelhouse import write_release
 from tests.build.wheelhouse.conftest import served
 from tests.build.wheelhouse.test_install import OWN, call
 

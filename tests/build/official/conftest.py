@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from build.official import index
+from tests.build.official.settings import forget
 
 from .server import Index, serving
 
@@ -20,9 +20,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("PIP_RETRIES", "0")
     for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_PROXY", "PIP_NO_INDEX", "PIP_CERT"):
         monkeypatch.delenv(name, raising=False)
-    index.forget()
+    forget()
     yield tmp_path / "cache"
-    index.forget()
+    forget()
 
 
 @pytest.fixture

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from build.errors import EnvironmentUnfitError, SourceError
-from build.official import index, pip_session
+from build.official import pip_session
 from build.official.index import files
 from build.official.transfer import download
 from build.official.urls import local_path
+from tests.build.official.settings import forget
 
 from .server import Index, serving
 
@@ -69,12 +70,12 @@ def configured(path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path.write_text(f"[global]\nfind-links =\nextra-index-url =\n{text.removeprefix('[global]')}")
     monkeypatch.setenv("PIP_CONFIG_FILE", str(path))
     monkeypatch.delenv("PIP_INDEX_URL", raising=False)
-    index.forget()
+    forget()
 
 
 def arrives(folder: Path) -> bool:
     """Return whether the index is read and its file is fetched, both with the settings of now."""
-    index.forget()
+    forget()
     (file,) = files("torch")
     return download(file.url, folder / NAME, DIGEST).read_bytes() == DATA
 
@@ -178,7 +179,7 @@ def test_no_index(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(offering()) as made:
         monkeypatch.setenv("PIP_INDEX_URL", made.url + "/simple")
         monkeypatch.setenv("PIP_NO_INDEX", "1")
-        index.forget()
+        forget()
         assert files("torch") == ()
         assert made.requests == []
 

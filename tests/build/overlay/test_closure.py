@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from build.errors import CompileError, NeedsFullBuildError
-from build.overlay import closure, pool
 from build.overlay.closure import compile_closure, hidden_needs
-from build.overlay.symbols import Names, names
-from build.overlay.toolchain import Toolchain
 from tests.build.overlay import little as lt
 from tests.build.overlay.little import HIDDEN_CPP, NCCL_CPP, USER_CPP, Little
 
@@ -46,54 +42,6 @@ def test_what_is_missing_is_what_stock_hides(little: Little, tmp_path: Path) -> 
     given = lt.inputs(little, tmp_path / "tree", EDIT)
     (made,) = lt.compiled(given, NCCL_CPP)
     assert hidden_needs(given, [made.path]) == {"_ZN5torch4cuda6Secret5valueEv"}
-
-
-@pytest.mark.usefixtures("own_cache")
-def test_the_unit_of_a_hidden_symbol_compiles_while_others_do(
-    little: Little, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The compiler of the second unit ends only after that of the hidden symbol's unit has begun."""
-    monkeypatch.setattr(pool, "jobs", lambda _: 2)
-    script, begun = tmp_path / "meeting-g++", tmp_path / "begun"
-    script.write_text(
-        f'#!/bin/bash\ncase "$*" in *Secret.cpp*) touch "{begun}";; *User.cpp*) for _ in {{1..300}}; do\n'
-        f'[ -e "{begun}" ] && break; sleep 0.1; done; [ -e "{begun}" ] || exit 1;; esac\nexec g++ "$@"\n'
-    )
-    script.chmod(0o755)
-    edits = {**EDIT, **lt.edited(USER_CPP, "return", "return 1 +")}
-    given = replace(lt.inputs(little, tmp_path / "tree", edits), toolchain=Toolchain(script, "meeting", 12))
-    made = compile_closure(given)
-    assert {item.unit for item in made} == {NCCL_CPP, USER_CPP, HIDDEN_CPP}
-    assert made[2].why == "defines torch::cuda::Secret::value(), which stock does not export"
-
-
-@pytest.mark.usefixtures("own_cache")
-def test_no_compiler_waits_while_symbols_are_read(
-    little: Little, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The symbols of the first unit are read until the compiler of the last of four has begun, on two threads."""
-    monkeypatch.setattr(pool, "jobs", lambda _: 2)
-    script, begun = tmp_path / "counting-g++", tmp_path / "begun"
-    script.write_text(f'#!/bin/bash\ncase "$*" in *.cpp*) echo "$*" >> "{begun}";; esac\nexec g++ "$@"\n')
-    script.chmod(0o755)
-    edits = {**EDIT, **lt.edited(USER_CPP, "return", "return 1 +")}
-    edits |= {f"torch/csrc/cuda/{name}.cpp": f"int {name}() {{ return 1; }}\n" for name in ("one", "two")}
-    begins: list[int] = []
-
-    def slow(path: Path) -> Names:
-        if not begins:
-            ends = time.monotonic() + 30
-            while len(begun.read_text().splitlines()) < len(edits) and time.monotonic() < ends:
-                time.sleep(0.05)
-            begins.append(len(begun.read_text().splitlines()))
-        return names(path)
-
-    monkeypatch.setattr(closure, "names", slow)
-    given = replace(lt.inputs(little, tmp_path / "tree", EDIT), toolchain=Toolchain(script, "counting", 12))
-    lt.write(given.tree, edits)
-    made = compile_closure(replace(given, units=dict.fromkeys(edits, "test")))
-    assert {item.unit for item in made} == {*edits, HIDDEN_CPP}
-    assert begins[0] >= len(edits)
 
 
 def test_a_unit_that_only_looks_like_it_is_passed_over(little: Little, tmp_path: Path) -> None:

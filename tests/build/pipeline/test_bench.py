@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from build.bench.figures import Figure, Verdict, of_ratios, of_samples, write
-from build.bench.imports import figures
-from build.bench.overlay import Cost, cost
 from build.errors import ProbeError
 from build.wheeltest.environments import Form
+from docs.bench.figures import Figure, Verdict, of_ratios, of_samples, write
+from docs.bench.imports import figures
+from docs.bench.overlay import Cost, cost
 from multiworld.lab.bench.load import Load, LoadMeter
+from tests.build import forked
 from tests.build.overlay import little as lt
 from tests.build.overlay.little import Little
 from tests.build.pipeline import little_release as lr
@@ -124,13 +125,18 @@ def test_figures_as_json(tmp_path: Path) -> None:
     assert missed["verdict"] == "not judged"
 
 
+def _bench(place: Place, *arguments: str | Path) -> tuple[int, str]:
+    """Run the benchmarks over the miniature."""
+    return forked.run(list(map(str, arguments)), lr.environment(place, {}), lr.TIMEOUT, "docs.bench")
+
+
 def test_the_making_of_wheels_is_measured(built_release: Place, tmp_path: Path) -> None:
     """All of `bench overlay`, over the release in miniature; the wheel that is written again has the same bytes."""
     place = built_release
     place.go.touch()
     arguments: list[str | Path] = ["--repeats", "1", "--source", place.tree, "--dist", place.dist]
     arguments += ["--json", tmp_path / "figures.json"]
-    status, output = lr.command(place, "bench", "overlay", *arguments)
+    status, output = _bench(place, "overlay", *arguments)
     assert status in (0, ProbeError.exit_code), output  # whether a limit is kept is the machine's affair
     rows = {row["name"]: row for row in json.loads((tmp_path / "figures.json").read_text())}
     assert len(rows) == 6
@@ -145,6 +151,6 @@ def test_what_cannot_be_measured(tmp_path: Path, little: Little) -> None:
     place = lr.make(little, tmp_path)
     cases = (["overlay", "--dist", str(place.dist)], "holds no build"), (["speed"], "unknown benchmark: speed")
     for arguments, said in cases:
-        status, output = lr.command(place, "bench", *arguments)
+        status, output = _bench(place, *arguments)
         assert status == 2
         assert said in output

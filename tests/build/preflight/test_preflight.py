@@ -13,8 +13,8 @@ import pytest
 
 from build import preflight, releases
 from build.errors import EnvironmentUnfitError
-from build.official import index
 from build.releases import Release
+from tests.build.official.settings import forget
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="needs Linux on x86_64")
 
@@ -28,7 +28,7 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.delenv("CXX", raising=False)
-    index.forget()
+    forget()
 
 
 @pytest.fixture

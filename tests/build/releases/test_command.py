@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from build import releases
+from build import record, releases
 from build.commands.releases import built, proven, table
+from build.record import Artifact, BuildRecord
+from build.wheeltest import results
+from docs.bench.wheelhouse import provenance
 
 
 @pytest.fixture
@@ -18,17 +20,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 def write_build(folder: Path, digest: str = "a" * 64) -> None:
-    record = {
-        "provenance": {"version": "2.6.0+cu124.mw1", "added later": 1},
-        "python": "3.11",
-        "patched": {"name": "torch.whl", "sha256": digest, "size": 1},
-    }
-    (folder / "build.json").write_text(json.dumps(record))
+    wheel = Artifact("torch.whl", digest, 1)
+    record.write(BuildRecord(provenance("2.6.0"), "3.11", wheel, wheel, record.NONE, (), (), ()), folder)
     (folder / "torch.whl").touch()
 
 
 def write_tests(folder: Path, *, green: bool, digest: str = "a" * 64) -> None:
-    (folder / "tests.json").write_text(json.dumps({"proven": green, "patched_sha256": digest, "runs": []}))
+    results.write(results.TestRecord("2.6.0", "2.6.0+cu124.mw1", "3.11", digest, "", green, ()), folder)
 
 
 def test_nothing_there(folder: Path) -> None:
@@ -62,14 +60,6 @@ def test_reports_from_another_time_are_borne(folder: Path, text: bytes) -> None:
     for name in ("build.json", "tests.json"):
         (folder / name).write_bytes(text)
     assert (built(folder), proven(folder)) == ("no", "not tested")
-
-
-@pytest.mark.parametrize("patched", [[], ["x"], 1, "torch.whl", None])
-def test_a_wheel_of_another_form_proves_nothing(folder: Path, patched: object) -> None:
-    write_tests(folder, green=True)
-    (folder / "build.json").write_text(json.dumps({"patched": patched}))
-    assert built(folder) == "no"
-    assert proven(folder) in {"an older build", "not tested"}
 
 
 def test_table_says_what_each_release_needs(folder: Path) -> None:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from build import paths
+from build.errors import SourceError
 from build.git import Git
-from build.series.checkout import new_repository, replace_folder
+from build.series.checkout import new_repository, replacing
 
 from .repos import make_repo
-
-
-def folder(path: Path, text: str) -> Path:
-    path.mkdir()
-    (path / "file").write_text(text)
-    return path
 
 
 def content(place: Path) -> list[tuple[str, str]]:
@@ -42,47 +37,35 @@ def second(rename: Callable[[Path, Path], Path], then: Callable[[], None]) -> Ca
     return renamed
 
 
+def replace(final: Path, text: str) -> None:
+    with replacing(final) as new:
+        (new / "file").write_text(text)
+
+
 @pytest.mark.parametrize("then", [interrupt, lambda: signal.raise_signal(signal.SIGINT)])
 def test_an_interrupt_between_the_two_steps_loses_nothing(
     then: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = tmp_path / "place"
-    place.mkdir()
-    new, final = folder(tmp_path / "new", "new"), folder(place / "final", "old")
+    """On a file system that cannot exchange two folders in one step."""
+    monkeypatch.setattr(paths, "exchange", lambda *_: False)
+    final = tmp_path / "place" / "final"
+    replace(final, "old")
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", second(Path.rename, then))
         with pytest.raises(KeyboardInterrupt):
-            replace_folder(new, final)
+            replace(final, "new")
     assert final.is_dir()
-    replace_folder(folder(tmp_path / "newer", "newer"), final)
-    assert content(place) == [("final/file", "newer")]
+    replace(final, "newer")
+    assert content(final.parent) == [("final/file", "newer")]
 
 
-def test_what_an_interrupted_removal_left_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = tmp_path / "place"
-    place.mkdir()
-    final = folder(place / "final", "old")
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            replace_folder(folder(tmp_path / "new", "new"), final)
-    assert ("final/file", "new") in content(place)
-    replace_folder(folder(tmp_path / "newer", "newer"), final)
-    assert content(place) == [("final/file", "newer")]
-
-
-@pytest.mark.parametrize("there", [False, True])
-def test_what_a_killed_run_left_is_swept(tmp_path: Path, *, there: bool) -> None:
-    """But nothing that has another folder's name."""
-    place = tmp_path / "place"
-    place.mkdir()
-    if there:
-        folder(place / "fin[al]", "old")
-    folder(place / ".fin[al].old", "older")
-    folder(place / ".fina.old", "kept")
-    replace_folder(folder(tmp_path / "new", "new"), place / "fin[al]")
-    assert sorted(path.name for path in place.iterdir()) == [".fina.old", "fin[al]"]
-    assert (place / "fin[al]" / "file").read_text() == "new"
+@pytest.mark.parametrize("link", [False, True])
+def test_only_a_folder_is_replaced(tmp_path: Path, *, link: bool) -> None:
+    final = tmp_path / "final"
+    final.symlink_to(tmp_path) if link else final.write_text("a person's")
+    with pytest.raises(SourceError, match="is in the way"):
+        replace(final, "new")
+    assert final.is_symlink() if link else final.read_text() == "a person's"
 
 
 @pytest.mark.parametrize("kind", ["sha1", "sha256"])

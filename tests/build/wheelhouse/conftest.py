@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from build.bench.wheelhouse import write_release
+from docs.bench.wheelhouse import write_release
 
 RELEASE, PYTHONS = "9.1.0", ("3.11", "3.12")
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import uv
 
-from build.bench.wheelhouse import write_release
 from build.record import BuildRecord
 from build.wheelhouse.publish import Request, publish
+from docs.bench.wheelhouse import write_release
 from tests.build.wheelhouse.conftest import RELEASE, served
 
 OWN = ".".join(map(str, sys.version_info[:2]))

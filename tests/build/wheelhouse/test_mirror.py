@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from build import cli
-from build.bench.wheelhouse import write_release
 from build.errors import EnvironmentUnfitError
-from build.official import pip_session
 from build.wheelhouse.publish import Request, publish
 from build.wheels.archive import WheelWriter
+from docs.bench.wheelhouse import write_release
+from tests.build.official.settings import forget
 from tests.build.wheelhouse.conftest import served
 from tests.build.wheelhouse.test_install import OWN, installed, pip, python, uv_pip
 
@@ -49,7 +49,7 @@ def mirror(dist: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> int:
     settings = {"PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": url, "UV_DEFAULT_INDEX": url, "NO_PROXY": "127.0.0.1"}
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
-    pip_session.forget()
+    forget()
     return cli.main(["wheelhouse", "--dist", str(dist), "--mirror"])
 
 

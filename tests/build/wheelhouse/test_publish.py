@@ -23,7 +23,6 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from build import cli, paths
-from build.bench.wheelhouse import write_release
 from build.errors import ClaimError, EnvironmentUnfitError, UsageError, WheelError
 from build.paths import REPO
 from build.record import BuildRecord
@@ -31,6 +30,7 @@ from build.wheelhouse.publish import Request, publish
 from build.wheelhouse.trust import LIST
 from build.wheels.archive import WheelWriter, check_archive
 from build.wheeltest import results
+from docs.bench.wheelhouse import write_release
 from tests.build.small_disk import small_disk
 from tests.build.wheelhouse.conftest import PYTHONS, RELEASE
 

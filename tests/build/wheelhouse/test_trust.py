@@ -17,11 +17,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from build import cli
-from build.bench.wheelhouse import write_release
 from build.errors import ClaimError
 from build.wheelhouse import attestation, signing, trust
 from build.wheelhouse.publish import Request, publish
 from build.wheelhouse.signer import Signer
+from docs.bench.wheelhouse import write_release
 from tests.build.wheelhouse.conftest import served
 from tests.build.wheelhouse.test_install import OWN, call
 

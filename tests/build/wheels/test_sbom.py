@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from cyclonedx.model.bom import Bom
 
-from build.bench.wheelhouse import provenance
 from build.record import Artifact
 from build.wheels import sbom
 from build.wheels.overlay import DISTRIBUTION
+from docs.bench.wheelhouse import provenance
 
 PROVEN = provenance("9.1.0")
 STOCK = Artifact("torch-9.1.0-cp311-cp311-manylinux1_x86_64.whl", "e" * 64, 1)

@@ -12,12 +12,36 @@ import torch.distributed as dist
 
 from multiworld.config import TcpStoreAddress
 from multiworld.process.hub import Hub
-from multiworld.store.client import Deadline
+from multiworld.store.client import Deadline, StoreClient, _key
 from multiworld.store.server import StoreServer
 from multiworld.store.server_data import Limits
+from multiworld.store.wire import COUNT, NUMBER, READY, Request, request, sized
 
 SOON = 5.0
 SECRET = b"correct horse battery staple"
+
+
+class MoreOfAClient(StoreClient):
+    """A client with what torch's clients ask a store for, and a ledger does not."""
+
+    def set(self, key: str, value: str) -> None:
+        """Write a value; returns before the store has it, later calls come after it."""
+        self._call(request(Request.SET, _key(key), sized(value.encode())))
+
+    def get(self, key: str) -> bytes | None:
+        """The value, None if there is none; does not wait for one, unlike torch's."""
+        if not self.check([key]):
+            return None
+        self._call(request(Request.GET, _key(key)))
+        return self._sized()
+
+    def add(self, key: str, amount: int) -> int:
+        self._call(request(Request.ADD, _key(key), NUMBER.pack(amount)))
+        return self._number()
+
+    def check(self, keys: list[str]) -> bool:
+        self._call(request(Request.CHECK, COUNT.pack(len(keys)), *map(_key, keys)))
+        return self._take(1) == READY
 
 
 def deadline(seconds: float = SOON) -> Deadline:

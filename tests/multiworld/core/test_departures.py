@@ -79,6 +79,36 @@ def test_collectives_whose_data_fills_the_sockets(store: str) -> None:
         check_broken(second)
 
 
+def test_one_that_needs_the_leaving_member_ends_none_that_does_not(store: str) -> None:
+    """A member has begun the next collective, too, as asynchronous callers do; the first ones are still to arrive."""
+    with members(store, 3) as ((first, second, third), pool):
+        got = [torch.zeros(PIECE) for _ in range(MANY)]
+
+        def sends(world: World) -> None:
+            for turn in range(MANY):
+                world.sync.broadcast(torch.full((PIECE,), float(turn)), 0)
+
+        def meanwhile() -> None:
+            list(pool.map(sends, (first, third)))
+            third.sync.leave()
+            session = second.member.session
+
+            def left() -> bool:
+                session.hub.call_and_wait(lambda: session.bridge.drain(2))
+                return 2 in session.departed
+
+            wait_until(left, SOON, "its farewell does not come")
+
+        async def next_one() -> None:
+            with pytest.raises(PeerLost, match="rank 2 left"):
+                await second.barrier()
+
+        calls = [lambda piece=piece: second.broadcast(piece, 0) for piece in got]
+        asyncio.run(amid(second, [*calls, next_one], meanwhile))
+        assert [(float(piece[0]), float(piece[-1])) for piece in got] == [(float(t), float(t)) for t in range(MANY)]
+        check_broken(second)
+
+
 def test_a_message_that_was_sent(store: str) -> None:
     with members(store, 3) as ((first, second, third), _):
         got = torch.zeros(SMALL)

@@ -56,14 +56,6 @@ def only(left: int) -> Iterator[None]:
             os.close(number)
 
 
-def _without_a_native_pulse() -> None:
-    """A server of torch's that answers pings ends the process when it cannot accept."""
-    from multiworld.liveness import pulse
-
-    if hasattr(pulse, "_native_server"):
-        pulse._native_server = lambda *where: where[-1].close()
-
-
 def listening_ports() -> list[int]:
     """Of this process."""
     inodes = set()
@@ -145,7 +137,6 @@ STEPS = ("join", "message", "collective", "subgroup", "abort", "rejoin", "leave"
 
 def _lives(context: Context, store: str, rank: int, squeezed: int) -> list[list[Outcome]]:
     """Lives once for each number of free descriptors; step number ``squeezed`` has only those."""
-    _without_a_native_pulse()
     outcomes = []
     with MultiWorld() as mw:
         for left in LEFT:

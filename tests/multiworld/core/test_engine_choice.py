@@ -8,7 +8,7 @@ import pytest
 import torch
 from table import members
 
-from multiworld import InvalidArgument, MultiWorld
+from multiworld import BackendUnavailable, InvalidArgument, MultiWorld
 from multiworld.engine import library
 from multiworld.engine.compiled_engine import CompiledEngine
 
@@ -22,6 +22,7 @@ def test_the_setting_chooses(store: str, monkeypatch: pytest.MonkeyPatch, choice
 
 
 def test_members_of_both_engines_understand_each_other(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MULTIWORLD_SAME_HOST", "tcp")  # for which no one asks before
     engines = itertools.cycle((None, library.compiled()))  # of the two who ask, whenever they do
     monkeypatch.setattr(library, "compiled", lambda: next(engines))
     with members(store, 2) as (worlds, pool):
@@ -43,8 +44,9 @@ def test_a_setting_that_names_no_engine_is_an_error(monkeypatch: pytest.MonkeyPa
         MultiWorld()
 
 
-def test_an_engine_that_was_not_compiled_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MULTIWORLD_ENGINE", "compiled")
+@pytest.mark.parametrize("choice", ["", "compiled", "python"])
+def test_a_package_without_its_compiled_part_is_an_error(monkeypatch: pytest.MonkeyPatch, choice: str) -> None:
+    monkeypatch.setenv("MULTIWORLD_ENGINE", choice)
     monkeypatch.setattr(library, "_module", None)
-    with pytest.raises(InvalidArgument, match="no compiled engine"):
+    with pytest.raises(BackendUnavailable, match="no compiled part"):
         MultiWorld()

@@ -17,7 +17,7 @@ from multiworld import MultiWorld, RendezvousError, TcpStoreAddress
 from multiworld.lab.context import Context
 from multiworld.process.join_threads import MOST_THREADS, JoinJob, JoinThreads, Pause, Steps
 from multiworld.store.client import Deadline, GreetingMode
-from multiworld.store.sources import MAX_IDLE, ClientPool
+from multiworld.store.sources import ThreadClients
 from multiworld.worlds import twins
 
 SECONDS = 60.0
@@ -38,19 +38,18 @@ async def _most_threads(until: asyncio.Future[Any]) -> int:
     return most
 
 
-def _joins_many(context: Context, store: TcpStoreAddress, rank: int) -> tuple[dict[str, int], int, int]:
-    """Join all worlds at once, the members in opposite orders; generations, most threads, connections to the store."""
+def _joins_many(context: Context, store: TcpStoreAddress, rank: int) -> tuple[dict[str, int], int]:
+    """Join all worlds at once, the members in opposite orders; generations, most threads."""
 
-    async def main() -> tuple[dict[str, int], int, int]:
+    async def main() -> tuple[dict[str, int], int]:
         async with MultiWorld(op_timeout=SECONDS) as mw:
             names = [f"w{number}" for number in range(WORLDS)][:: -1 if rank else 1]
             joins = asyncio.gather(*(mw.join(name, rank, 2, store=store, join_timeout=SECONDS) for name in names))
             most = await _most_threads(joins)
             worlds = await joins
-            (pool,) = mw._table.resources.stores._kept.values()
             await asyncio.to_thread(context.send, "joined")
             await asyncio.to_thread(context.recv)
-            return {w.name: w.generation for w in worlds}, most, len(pool._idle)
+            return {w.name: w.generation for w in worlds}, most
 
     return asyncio.run(main())
 
@@ -61,14 +60,15 @@ def test_many_joins_at_once_take_few_threads() -> None:
         store = host.serve_store()
         members = [c.start(_joins_many, store, rank) for rank in (0, 1)]
         assert [member.recv(2 * SECONDS) for member in members] == ["joined"] * 2
+        (server,) = set(host._table.resources.stores._hosted.values())
+        wait_until(lambda: not server._connections, SECONDS, "members that have joined keep connections to the store")
         for member in members:
             member.send("end")
         first, second = c.results(SECONDS)
     assert len(first[0]) == WORLDS
     assert first[0] == second[0], "members of one world are in one generation"
-    for _, threads, connections in (first, second):
+    for _, threads in (first, second):
         assert threads <= MOST_THREADS + OTHER_THREADS
-        assert connections <= MAX_IDLE
 
 
 def test_a_silent_store_holds_no_join_of_another_one_up() -> None:
@@ -267,14 +267,13 @@ def test_a_join_that_gets_no_thread_is_not_begun_later(threads: JoinThreads, mon
     assert begun == []
 
 
-def test_a_client_of_a_store_that_has_ended_is_not_lent_again() -> None:
+def test_a_client_of_a_store_that_has_ended_is_not_used_again() -> None:
     """The store that has the address now does not know it."""
-    pool = ClientPool(GreetingMode())
+    clients = ThreadClients(GreetingMode())
     with MultiWorld() as mw:
         where = mw.serve_store()
-        pool.keep(pool.take(where, Deadline(time.monotonic() + SECONDS)))
+        first = clients.get(where, Deadline(time.monotonic() + SECONDS))
+        assert clients.get(where, Deadline(time.monotonic() + SECONDS)) is first
     with MultiWorld() as mw:
         mw.serve_store(where.host, where.port)
-        client = pool.take(where, Deadline(time.monotonic() + SECONDS))
-        assert client.num_keys() >= 0
-        pool.drop(client)
+        assert clients.get(where, Deadline(time.monotonic() + SECONDS)).num_keys() >= 0

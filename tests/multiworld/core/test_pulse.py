@@ -26,7 +26,7 @@ from multiworld.liveness import neighbour
 from multiworld.liveness.monitor import SUCCESSORS, watched_by
 from multiworld.liveness.neighbour import Starvation, frozen, this_process
 from multiworld.liveness.peer import tcp_info
-from multiworld.liveness.pulse import MAX_AT_ONCE, PING, PONG, THREAD_NAME, Responder, native_loop
+from multiworld.liveness.pulse import MAX_AT_ONCE, PING, PONG, THREAD_NAME, Responder
 from multiworld.process.hub import Hub
 from multiworld.rendezvous.wiring import dial as dial_endpoint
 from multiworld.transport.greeting import GreetingError, Hello, Role
@@ -42,14 +42,11 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
     return ours, theirs
 
 
-@pytest.fixture(params=["native", "python"])
-def responder(request: pytest.FixtureRequest) -> Iterator[Responder]:
+@pytest.fixture
+def responder() -> Iterator[Responder]:
     """One of a hub of its own."""
-    loop = native_loop() if request.param == "native" else None
-    if request.param == "native":
-        assert loop is not None, "libpulse.so is missing: install multiworld, or run python hatch_build.py"
     hub = Hub.acquire()
-    made = Responder(hub, loop)
+    made = Responder(hub)
     hub.on_close(made.close)
     yield made
     hub.release()

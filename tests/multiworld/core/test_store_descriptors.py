@@ -17,7 +17,8 @@ import pytest
 from multiworld import MultiWorld, RendezvousError
 from multiworld.config import TcpStoreAddress
 from multiworld.lab.context import Context
-from multiworld.store.client import Deadline, StoreClient
+from multiworld.store.client import Deadline
+from tests.multiworld.core.stores import MoreOfAClient
 
 LIMIT = 64
 
@@ -89,7 +90,7 @@ def test_a_hosted_store_backs_off_and_goes_on() -> None:
         with socket.create_connection((where.host, where.port)):  # waits for being accepted, and keeps the socket ready
             host.send("connecting")
             assert host.recv() < os.sysconf("SC_CLK_TCK") // 2, "the hub spins"
-            client = StoreClient.connect(where, Deadline(time.monotonic() + 10))
+            client = MoreOfAClient.connect(where, Deadline(time.monotonic() + 10))
             assert client.add("n", 1) == 1
             client.close()
         host.send("end")

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 
 from multiworld.config import TcpStoreAddress
 from multiworld.lab.context import Context
-from multiworld.store.client import Cancelled, Deadline, GreetingMode, StoreClient, StoreFailed
+from multiworld.store.client import Cancelled, Deadline, GreetingMode, StoreFailed
 from multiworld.store.server import MAX_STRANGERS, STRANGER_SECONDS
 from multiworld.store.server_data import Limits, Refused, StoreData
 from multiworld.store.server_protocol import MAX_UNTAKEN_BYTES, ServerProtocol
 from multiworld.store.wire import COUNT, HELLO, NUMBER, Request, request, sized
-from tests.multiworld.core.stores import SECRET, SOON, deadline, served, torchs
+from tests.multiworld.core.stores import SECRET, SOON, MoreOfAClient, deadline, served, torchs
 
 SMALL = Limits(key_bytes=64, value_bytes=4096, request_bytes=8192, list_keys=16, keys=100, total_bytes=64 << 10)
 
@@ -44,13 +44,13 @@ def where(request: pytest.FixtureRequest) -> Iterator[TcpStoreAddress]:
 
 
 @pytest.fixture
-def client(where: TcpStoreAddress) -> Iterator[StoreClient]:
-    made = StoreClient.connect(where, deadline(30))
+def client(where: TcpStoreAddress) -> Iterator[MoreOfAClient]:
+    made = MoreOfAClient.connect(where, deadline(30))
     yield made
     made.close()
 
 
-def test_our_client_gets_the_same_answers_from_each_server(client: StoreClient) -> None:
+def test_our_client_gets_the_same_answers_from_each_server(client: MoreOfAClient) -> None:
     assert client.num_keys() == 0
     assert client.compare_set("key", "", "first") == b"first"
     assert client.compare_set("key", "", "second") == b"first"
@@ -72,7 +72,7 @@ def test_our_client_gets_the_same_answers_from_each_server(client: StoreClient) 
     assert client.num_keys() == 2
 
 
-def test_keys_are_those_of_torchs_clients(where: TcpStoreAddress, client: StoreClient) -> None:
+def test_keys_are_those_of_torchs_clients(where: TcpStoreAddress, client: MoreOfAClient) -> None:
     theirs = dist.TCPStore(where.host, where.port, None, False, timedelta(seconds=10))
     client.compare_set("ours", "", "1")
     theirs.set("theirs", "2")
@@ -134,7 +134,7 @@ def test_a_wait_is_answered_when_its_last_key_comes() -> None:
         waiter = c.start(wait_for_two, where.host, where.port)
         assert waiter.recv() == "waiting"
         procs.wait_until(lambda: len(server.data._awaited) == 1, SOON, "the wait did not arrive")
-        client = StoreClient.connect(where, deadline())
+        client = MoreOfAClient.connect(where, deadline())
         client.set("one", "1")
         assert client.num_keys() == 1
         assert len(server.data._awaited) == 1
@@ -241,7 +241,7 @@ def test_rubbish_closes_only_its_own_connection(rubbish: bytes, caplog: pytest.L
         served() as (where, _),
         socket.create_connection((where.host, where.port)) as bad,
     ):
-        client = StoreClient.connect(where, deadline(30))
+        client = MoreOfAClient.connect(where, deadline(30))
         bad.sendall(rubbish)
         for n in range(20):
             client.deadline = deadline(1.0)
@@ -259,7 +259,7 @@ def test_a_thousand_strangers_cost_no_more_than_a_few() -> None:
         for _ in range(1000):
             stack.enter_context(socket.create_connection((where.host, where.port), timeout=30)).send(b"\x00")
         for n in range(20):
-            client = StoreClient.connect(where, deadline(30))
+            client = MoreOfAClient.connect(where, deadline(30))
             assert client.add("n", 1) == n + 1
             client.close()
         assert len(server._strangers) <= MAX_STRANGERS
@@ -278,7 +278,7 @@ def test_many_clients_at_once_are_not_taken_for_strangers() -> None:
         results = [None] * 100
 
         def work(number: int) -> None:
-            client = StoreClient.connect(where, deadline())
+            client = MoreOfAClient.connect(where, deadline())
             results[number] = client.add("n", 1)  # type: ignore[call-overload]
             client.close()
 
@@ -293,7 +293,7 @@ def test_many_clients_at_once_are_not_taken_for_strangers() -> None:
 def test_who_does_not_take_its_answers_is_not_served_on() -> None:
     limits = Limits()
     with served() as (where, server), socket.create_connection((where.host, where.port), timeout=SOON) as greedy:
-        client = StoreClient.connect(where, deadline(30))
+        client = MoreOfAClient.connect(where, deadline(30))
         client.set("large", "x" * limits.value_bytes)
         greedy.sendall(HELLO)
         greedy.setblocking(False)
@@ -318,9 +318,9 @@ def test_who_does_not_take_its_answers_is_not_served_on() -> None:
     ],
     ids=["keys", "bytes", "numbers"],
 )
-def test_a_full_store_refuses_more_and_serves_on(fill: Callable[[StoreClient, int], Any]) -> None:
+def test_a_full_store_refuses_more_and_serves_on(fill: Callable[[MoreOfAClient, int], Any]) -> None:
     with served(limits=SMALL) as (where, _):
-        other, filler = (StoreClient.connect(where, deadline(30)) for _ in range(2))
+        other, filler = (MoreOfAClient.connect(where, deadline(30)) for _ in range(2))
         other.set("mine", "1")
         with pytest.raises(StoreFailed, match="hung up"):  # noqa: PT012 - any of the calls may be the one too many
             for n in range(1000):
@@ -348,7 +348,7 @@ def silent() -> Iterator[TcpStoreAddress]:
 def test_a_silent_store_is_waited_for_as_long_as_patience_lasts(silent: TcpStoreAddress, secret: bytes | None) -> None:
     started = time.monotonic()
     with pytest.raises(StoreFailed, match="does not answer"):
-        StoreClient.connect(silent, deadline(0.5), GreetingMode(secret))
+        MoreOfAClient.connect(silent, deadline(0.5), GreetingMode(secret))
     assert 0.4 < time.monotonic() - started < 0.5 + SOON
 
 
@@ -357,7 +357,7 @@ def test_a_wait_ends_when_nobody_wants_it(silent: TcpStoreAddress) -> None:
 
     def work() -> None:
         with pytest.raises(Cancelled):
-            StoreClient.connect(silent, Deadline(time.monotonic() + 60, unwanted.is_set))
+            MoreOfAClient.connect(silent, Deadline(time.monotonic() + 60, unwanted.is_set))
         ended.set()
 
     threading.Thread(target=work, daemon=True).start()
@@ -368,9 +368,9 @@ def test_a_wait_ends_when_nobody_wants_it(silent: TcpStoreAddress) -> None:
 
 def test_a_store_that_hangs_up_in_the_middle() -> None:
     with served() as (where, server):
-        client = StoreClient.connect(where, deadline())
+        client = MoreOfAClient.connect(where, deadline())
         server.close()
         with pytest.raises(StoreFailed, match="hung up"):
             client.num_keys()
         with pytest.raises(StoreFailed, match="cannot be reached"):
-            StoreClient.connect(where, deadline(0.3))
+            MoreOfAClient.connect(where, deadline(0.3))

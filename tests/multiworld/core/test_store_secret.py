@@ -10,8 +10,8 @@ import pytest
 import torch.distributed as dist
 
 from multiworld.lab.context import Context
-from multiworld.store.client import GreetingMode, StoreClient, StoreFailed
-from tests.multiworld.core.stores import SECRET, SOON, deadline, served, torchs
+from multiworld.store.client import GreetingMode, StoreFailed
+from tests.multiworld.core.stores import SECRET, SOON, MoreOfAClient, deadline, served, torchs
 
 _WRONG = b"battery horse staple wrong"
 
@@ -19,7 +19,7 @@ _WRONG = b"battery horse staple wrong"
 def test_clients_with_the_secret_are_served() -> None:
     with served(SECRET) as (where, _):
         mode = GreetingMode(SECRET)
-        client = StoreClient.connect(where, deadline(), mode)
+        client = MoreOfAClient.connect(where, deadline(), mode)
         assert client.add("n", 1) == 1
         assert mode.greets is True
         client.close()
@@ -36,7 +36,7 @@ def test_clients_with_the_secret_are_served() -> None:
 def test_secrets_that_differ_are_told_at_once(hosts: bytes | None, mine: bytes | None, words: str) -> None:
     started = time.monotonic()
     with served(hosts) as (where, server), pytest.raises(StoreFailed, match=words) as caught:
-        StoreClient.connect(where, deadline(30), GreetingMode(mine))
+        MoreOfAClient.connect(where, deadline(30), GreetingMode(mine))
     assert time.monotonic() - started < SOON
     assert caught.value.remedy
     for secret in (SECRET, _WRONG):
@@ -64,7 +64,7 @@ def test_torchs_clients_are_refused_where_there_is_a_secret() -> None:
 def test_a_store_that_torch_hosts_is_recognised(use_libuv: bool) -> None:
     with torchs(use_libuv) as where:
         mode = GreetingMode(SECRET)
-        client = StoreClient.connect(where, deadline(), mode)
+        client = MoreOfAClient.connect(where, deadline(), mode)
         assert client.add("n", 1) == 1
         assert mode.greets is False
         client.close()

@@ -27,14 +27,14 @@ _CONNECT = """
 import json, os, sys
 sys.setdlopenflags(os.RTLD_LAZY)
 from multiworld.backends import nccl
-from multiworld.backends.device_communicator import Member
+from multiworld.backends.device_members import Member
 from multiworld.backends.setup_store import SetupStore
 from multiworld.errors import BackendFailed
 
 error = None
 try:
     store = SetupStore(lambda key, value: None, 1.0)
-    nccl.NcclCommunicator(Member("w", 0, 0, 2, "cuda:0")).connect(store, 0, lambda: False)
+    nccl.NcclDriver(store, Member("w", 0, 0, 2, "cuda:0")).connect(0)
 except BackendFailed as failure:
     error = str(failure)
 print(json.dumps([nccl.unavailable(), error]))
@@ -82,7 +82,7 @@ def test_a_library_that_lacks_a_function(tmp_path: Path) -> None:
     missing, error = _run(_CONNECT, LD_PRELOAD=_library(tmp_path, 22105))
     assert missing is None
     assert error is not None
-    for words in ("world 'w', rank 0", "NCCL 2.21.5 lacks", "ncclCommInitRankConfig", "backend='torch-nccl'"):
+    for words in ("world 'w', rank 0", "NCCL 2.21.5 lacks", "ncclCommGetAsyncError", "backend='torch-nccl'"):
         assert words in error
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from multiworld.backends.device_communicator import Member
+from multiworld.backends.device_members import Member
 from multiworld.backends.setup_store import SetupStore
-from multiworld.backends.torch_nccl import TorchNcclCommunicator
+from multiworld.backends.torch_nccl import TorchNcclDriver
 from multiworld.lab.context import Context
 from tests.multiworld.device.members import Place
 
@@ -25,11 +25,14 @@ def makes_groups(_link: Context, _place: Place, rank: int) -> list[int] | None:
     if not (2, 4) <= tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7):
         return None
     os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
-    communicators = [TorchNcclCommunicator(Member("w", rank, rank, 2, "cuda:0")) for _ in range(_GROUPS)]
-    return [_threads_of(communicator) for communicator in communicators]
+    drivers = [
+        TorchNcclDriver(SetupStore(lambda _key, _value: None, 1.0), Member("w", rank, rank, 2, "cuda:0"))
+        for _ in range(_GROUPS)
+    ]
+    return [_threads_of(driver) for driver in drivers]
 
 
-def _threads_of(communicator: TorchNcclCommunicator) -> int:
+def _threads_of(driver: TorchNcclDriver) -> int:
     before = set(_TASKS.iterdir())
-    communicator._group = communicator._made(SetupStore(lambda _key, _value: None, 1.0))
+    driver._group = driver._new_group(driver._store)
     return len(set(_TASKS.iterdir()) - before)

@@ -1,7 +1,8 @@
 """Run the compiled core under the address and undefined-behaviour sanitizers: ``python -m tests.multiworld.engine``.
 
 First the schedules of ``model.py``, which compare it with the Python engine; then threads on two whole engines, under
-the thread sanitizer as well; then the fuzzer, where clang is there.
+the thread sanitizer as well; then launchers on functions in the place of CUDA's and NCCL's, likewise; then the fuzzer,
+where clang is there.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ def play_sanitized(folder: Path, schedules: int) -> None:
     subprocess.run([*command, "--schedules", str(schedules)], check=True, env=env)
 
 
-def stress(folder: Path, sanitizers: str) -> None:
-    """Let threads send, receive and give up on two engines, under these sanitizers."""
-    parts = [str(path) for part in ("lanes", "mover") for path in sorted(SOURCES.glob(f"{part}/*.cc"))]
+def stress(folder: Path, driver: str, parts: tuple[str, ...], sanitizers: str) -> None:
+    """Run a program in which threads are at work on these parts of the engine, under these sanitizers."""
+    sources = [str(path) for part in parts for path in sorted(SOURCES.glob(f"{part}/*.cc"))]
     made = folder / "stress"
-    compile_core("stress.cc", made, "g++", *SANITIZED, f"-fsanitize={sanitizers}", "-pthread", *parts)
+    compile_core(driver, made, "g++", *SANITIZED, f"-fsanitize={sanitizers}", "-pthread", *sources)
     subprocess.run([str(made)], check=True, timeout=1200)
 
 
@@ -71,7 +72,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         play_sanitized(Path(folder), options.schedules)
         for sanitizers in ("thread", "address,undefined"):
-            stress(Path(folder), sanitizers)
+            stress(Path(folder), "stress.cc", ("lanes", "mover"), sanitizers)
+            stress(Path(folder), "stress_launch.cc", ("launch",), sanitizers)
         if shutil.which("clang++"):
             fuzz(Path(folder), options.seconds)
         else:

@@ -1,13 +1,29 @@
 // The core for ctypes; see `model.py`. Operations are numbered in the order of their starts.
+#include <array>
+
 #include "node.h"
 
 using namespace multiworld;
 
 namespace {
 
+// Notes what was launched.
+struct Driven : Node {
+  using Node::Node;
+  void launch(Operation& operation) override {
+    auto* receive = dynamic_cast<ReceiveOperation*>(&operation);
+    auto* send = dynamic_cast<SendOperation*>(&operation);
+    uint64_t nbytes = receive ? receive->length : send ? send->signature.nbytes : 0;
+    launched.push_back({uint64_t(operation.type), uint64_t(operation.peer), nbytes, receive && receive->borrowed});
+    Node::launch(operation);
+  }
+  std::vector<std::array<uint64_t, 4>> launched;
+};
+
 int keep(Node* node, OperationRef operation) {
-  node->operations.push_back(std::move(operation));
-  return int(node->operations.size()) - 1;
+  node->operations.push_back(operation);
+  operation->id = node->operations.size();
+  return int(operation->id) - 1;
 }
 
 }  // namespace
@@ -15,30 +31,61 @@ int keep(Node* node, OperationRef operation) {
 extern "C" {
 
 Node* node_new(int rank, const int* peers, int count, uint64_t longest) {
-  return new Node(rank, std::vector<int>(peers, peers + count), longest);
+  return new Driven(rank, std::vector<int>(peers, peers + count), longest);
 }
-void node_free(Node* node) { delete node; }
+void node_free(Node* node) { delete static_cast<Driven*>(node); }
 
 int node_send(Node* node, int peer, uint64_t key, int mode, int dtype, const char* data, uint64_t size, const char* tail,
               uint64_t tail_size, int borrowed) {
   Signature signature{uint16_t(mode), uint8_t(dtype), size + tail_size};
   return keep(node, node->core.send(peer, key, signature, {data, size}, std::string(tail, tail_size), borrowed));
 }
-int node_receive(Node* node, int peer, uint64_t key, int mode, int dtype, uint64_t size, char* to) {
-  return keep(node, node->core.receive(peer, key, {uint16_t(mode), uint8_t(dtype), size}, to, to != nullptr));
+int node_send_on_device(Node* node, int peer, uint64_t key, int mode, int dtype, uint64_t size, const char* said,
+                        uint64_t said_size) {
+  Signature signature{uint16_t(mode), uint8_t(dtype), size};
+  return keep(node, node->core.send(peer, key, signature, {}, std::string(said, said_size), false, true));
 }
-int node_receive_any(Node* node, const int* peers, int count, uint64_t key, int dtype, uint64_t size, char* to) {
+int node_receive(Node* node, int peer, uint64_t key, int mode, int dtype, uint64_t size, char* to, int on_device) {
+  bool borrowed = to || mode == mode_device;
+  return keep(node, node->core.receive(peer, key, {uint16_t(mode), uint8_t(dtype), size}, to, borrowed, on_device));
+}
+int node_receive_any(Node* node, const int* peers, int count, uint64_t key, int mode, int dtype, uint64_t size, char* to) {
   std::vector<int> all(peers, peers + count);
-  return keep(node, node->core.receive_any(all, key, {mode_fixed, uint8_t(dtype), size}, to, true));
+  bool on_device = mode == mode_device;
+  return keep(node, node->core.receive_any(all, key, {uint16_t(mode), uint8_t(dtype), size}, to, true, on_device));
 }
 int node_collective(Node* node, uint64_t group, const int* ranks, int count, const char* fingerprint, uint64_t size,
-                    const char* outgoing, uint64_t each) {
+                    const char* outgoing, uint64_t each, int launches) {
   std::vector<Span> parts;
   for (int place = 0; outgoing && place < count; place++) parts.push_back({outgoing + each * place, each});
   return keep(node, node->core.collective(group, std::vector<int>(ranks, ranks + count), std::string(fingerprint, size),
-                                          false, parts));
+                                          launches, parts));
 }
 void node_withdraw(Node* node, int number) { node->core.withdraw(node->operations.at(number)); }
+int node_goes_on(Node* node, int number) { return node->core.goes_on(*node->operations.at(number)); }
+void node_keep(Node* node, int number) {
+  node->core.keep(std::static_pointer_cast<ReceiveOperation>(node->operations.at(number)));
+}
+
+// (type, peer, bytes, whether it borrows) of what was launched as number `place`.
+int node_launch(Node* node, int place, uint64_t* found) {
+  auto& launched = static_cast<Driven*>(node)->launched;
+  if (place >= int(launched.size())) return 0;
+  std::copy(launched[place].begin(), launched[place].end(), found);
+  return 1;
+}
+// It goes on in its stream; it is over.
+void node_enqueued(Node* node, int place) { node->core.over(*node->launches.at(place)); }
+void node_over(Node* node, int place) { node->over(size_t(place)); }
+// (arrival, whether it has a message that was kept on the device) of a receive, and the shape that was said.
+int64_t node_message(Node* node, int number, int* taken, char* shape, uint64_t room) {
+  auto& receive = static_cast<ReceiveOperation&>(*node->operations.at(number));
+  *taken = receive.taken != nullptr;
+  std::string& said = receive.taken ? receive.taken->shape : receive.shape;
+  memcpy(shape, said.data(), std::min<uint64_t>(room, said.size()));
+  shape[said.size()] = 0;
+  return receive.arrival;
+}
 int node_outcome(Node* node, int number) { return int(node->operations.at(number)->outcome); }
 int node_peer(Node* node, int number) { return node->operations.at(number)->peer; }
 

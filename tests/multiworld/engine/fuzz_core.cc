@@ -111,8 +111,16 @@ class Member : public Node {
     loan.settled = true;
     if (prompt_) wake(loan);
   }
-  void agreed(CollectiveOperation& operation) override {
-    launched.push_back(std::static_pointer_cast<CollectiveOperation>(operation.shared_from_this()));
+  // Nothing is begun on the backend for an operation that has ended.
+  void launch(Operation& operation) override {
+    CHECK(!operation.done() && operation.launched);
+    if (operation.type == Operation::Type::receive) CHECK(static_cast<ReceiveOperation&>(operation).length);
+    Node::launch(operation);
+  }
+  void dropped(Operation& operation) override { CHECK(operation.withdrawn && !operation.done()); }
+  void chosen(AnyReceive& any, const ReceiveRef& receive) override {
+    if (any.id) loans[any.id - 1].operation = receive;
+    receive->id = std::exchange(any.id, 0);
   }
   void lost(int peer, Loss why, const std::string& what) override {
     doomed_ = true;
@@ -138,6 +146,19 @@ class Member : public Node {
     loan.free_memory();
     loan.operation->id = 0;
     woken_.push_back(std::move(loan.operation));
+  }
+  // Its caller goes on with the stream, before the backend is done.
+  void enqueued(size_t place) {
+    OperationRef operation = launches.at(place);
+    if (operation && !operation->withdrawn) core.over(*operation);
+  }
+  // A message on the device whose caller has left is copied, and kept, once it is there.
+  void copy() {
+    for (auto& one : woken_) {
+      auto* receive = dynamic_cast<ReceiveOperation*>(one.get());
+      bool ready = receive && receive->withdrawn && receive->lies_on_device && receive->borrowed && receive->succeeded();
+      if (ready && !receive->arriving && !ended()) return core.keep(std::static_pointer_cast<ReceiveOperation>(one));
+    }
   }
   void withdraw(Loan& loan) {
     loan.operation->id = 0;
@@ -180,13 +201,13 @@ class Member : public Node {
     for (auto& one : woken_) unfinished += !one->done();
     CHECK(waiting <= core.under_way() && core.under_way() <= unfinished);
     CHECK(core.under_way() || !(core.gives_up() || core.needs(1) || core.needs(2)));
-    CHECK(!ended() || (core.under_way() == 0 && bodies.empty()));
+    CHECK(!cut || core.under_way() == 0);
+    CHECK(!ended() || bodies.empty());
     if (!cut) return;
     for (auto& [peer, frames] : unwritten) CHECK(frames.empty());
   }
 
   std::deque<Loan> loans;
-  std::deque<CollectiveRef> launched;
 
  private:
   void cut_off(int peer) {
@@ -196,7 +217,7 @@ class Member : public Node {
   }
   void check_message(Loan& loan) {
     Operation* operation = loan.operation.get();
-    CHECK(operation->type == Operation::Type::send || uniform(loan.memory, loan.size));
+    CHECK(operation->type == Operation::Type::send || !loan.memory || uniform(loan.memory, loan.size));
     auto* receive = dynamic_cast<ReceiveOperation*>(operation);
     if (receive && receive->own) CHECK(uniform(receive->to, receive->length));
   }
@@ -261,7 +282,7 @@ class Game {
   uint64_t length() { return input_.one_of<uint64_t>({8, 8, 8, 0, 1, 64, 256, 300}); }
   uint64_t key() { return input_.one_of<uint64_t>({1, 1, 1, 2}); }
   uint8_t dtype() { return input_.one_of<uint8_t>({7, 7, 7, 3}); }
-  uint16_t mode() { return input_.one_of<uint16_t>({0, 0, 0, 1, 2}); }
+  uint16_t mode() { return input_.one_of<uint16_t>({0, 0, 0, 1, 2, 3, 3}); }
   char* memory(uint64_t size, char fill) {
     char* made = static_cast<char*>(malloc(size));
     if (size) memset(made, fill, size);
@@ -272,6 +293,7 @@ class Game {
   void send() {
     uint64_t size = length();
     uint16_t mode = this->mode();
+    if (mode == mode_device || (mode == mode_tensor && flag())) return send_on_device(mode, size);
     std::string shape = mode == mode_tensor ? tail : "";
     char* from = memory(size, next_fill());
     try {
@@ -281,17 +303,26 @@ class Game {
       free(from);
     }
   }
+  void send_on_device(uint16_t mode, uint64_t size) {
+    std::string said(reinterpret_cast<char*>(&size), mode == mode_tensor ? sizeof size : 0);
+    if (mode == mode_tensor) said += tail;
+    member_.lend(member_.core.send(peer_, key(), {mode, dtype(), size}, {}, said, false, true), nullptr, 0);
+  }
   void receive() {
     uint16_t mode = this->mode();
-    uint64_t size = mode == mode_fixed ? length() : longest_message;
+    uint64_t size = is_exact(mode) ? length() : longest_message;
     char* to = mode == mode_fixed ? memory(size, 0) : nullptr;
-    member_.lend(member_.core.receive(peer_, key(), {mode, dtype(), size}, to, to != nullptr), to, to ? size : 0);
+    bool on_device = mode == mode_device || (mode == mode_tensor && flag());
+    auto operation = member_.core.receive(peer_, key(), {mode, dtype(), size}, to, to || mode == mode_device, on_device);
+    member_.lend(operation, to, to ? size : 0);
   }
   void receive_any() {
     uint64_t size = length();
-    char* to = memory(size, 0);
+    bool on_device = input_.byte() % 4 == 0;
+    char* to = on_device ? nullptr : memory(size, 0);
     auto peers = input_.one_of<std::vector<int>>({{1, 2}, {1}, {2, 1}});
-    member_.lend(member_.core.receive_any(peers, key(), {mode_fixed, dtype(), size}, to, true), to, size);
+    Signature signature{uint16_t(on_device ? mode_device : mode_fixed), dtype(), size};
+    member_.lend(member_.core.receive_any(peers, key(), signature, to, true, on_device), to, to ? size : 0);
   }
   void collective() {
     int group = input_.byte() % 3;
@@ -322,9 +353,14 @@ class Game {
     }
   }
   void over() {
-    if (member_.launched.empty()) return;
-    member_.core.complete(*member_.launched.front());
-    member_.launched.pop_front();
+    size_t count = member_.launches.size();
+    if (!count) return;
+    size_t place = count - 1 - input_.byte() % std::min<size_t>(count, 8);
+    switch (input_.byte() % 4) {
+      case 0: return member_.enqueued(place);
+      case 1: return member_.copy();
+      default: return member_.over(place);
+    }
   }
   // frames
 
@@ -366,8 +402,16 @@ class Game {
   void data(Header header) {
     if (!posts_[peer_].contains(header.seq)) return;
     header.kind = uint8_t(Kind::data);
-    if (header.flags != mode_fixed) header.nbytes = std::min<uint64_t>(header.nbytes, length());
+    if (header.flags == mode_device) header.nbytes = 0;
+    if (header.flags == mode_tensor && flag()) return tensor_on_device(header);
+    if (!is_exact(header.flags)) header.nbytes = std::min<uint64_t>(header.nbytes, length());
     begins(header, {"", next_fill()});
+  }
+  void tensor_on_device(Header header) {
+    uint64_t size = length();
+    header.flags = mode_device_tensor;
+    header.nbytes = sizeof size + tail.size();
+    begins(header, {std::string(reinterpret_cast<char*>(&size), sizeof size) + tail, next_fill()});
   }
   void fingerprint() {
     uint64_t group = input_.byte() % 3;
@@ -380,7 +424,7 @@ class Game {
     Header header{};
     header.kind = input_.byte() % 14;
     header.dtype = dtype();
-    header.flags = input_.one_of<uint16_t>({0, 0, 1, 2, 24, 3});
+    header.flags = input_.one_of<uint16_t>({0, 0, 1, 2, 24, 3, 4});
     header.key = key();
     header.seq = number(Kind(header.kind));
     uint8_t size = input_.byte() % 9;
@@ -403,7 +447,9 @@ class Game {
     coming_[peer_] = coming;
     bool wanted = member_.begins(peer_, header);
     if (wanted) allowed_ += header.nbytes;
-    if (header.kind == uint8_t(Kind::data)) {
+    if (header.kind == uint8_t(Kind::data) && (header.flags == mode_device || header.flags == mode_device_tensor)) {
+      CHECK(asked || !wanted);
+    } else if (header.kind == uint8_t(Kind::data)) {
       CHECK(wanted ? asked : !asked || starved || !member_.hears(peer_));
     } else {
       CHECK(!wanted || has_payload(header.kind));
@@ -417,6 +463,8 @@ class Game {
     if (!ends || found == posts.end()) return false;
     Header post = found->second;
     posts.erase(found);
+    if (post.flags == mode_device && header.flags != mode_device) return false;
+    if (header.flags == mode_device || header.flags == mode_device_tensor) return true;
     return post.flags == mode_fixed ? header.nbytes == post.nbytes : header.nbytes <= post.nbytes;
   }
   void piece() {

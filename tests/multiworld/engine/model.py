@@ -6,26 +6,31 @@ import contextlib
 import ctypes
 import itertools
 import random
+import struct
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+
 from multiworld.errors import LossReason, PeerLost, TensorMismatch
 from multiworld.matching.any_source import AnyReceive
 from multiworld.matching.collective_plan import Collective, Fingerprint, Plan
+from multiworld.matching.device import DeviceEnd, Moment
 from multiworld.matching.engine import Engine
 from multiworld.matching.membership import GroupMembers, Limits, Membership
 from multiworld.matching.memory import bytes_of
 from multiworld.matching.operation import Launch, Operation
 from multiworld.matching.protocol import HEADER, WITH_PAYLOAD, Kind, Mode
-from multiworld.matching.send_receive import ReceiveOperation, SendOperation
+from multiworld.matching.send_receive import EXACT, ReceiveOperation, SendOperation
 
 LONGEST = 256
 ROOM = 4096
 GROUPS = ((0, 1, 2), (0, 1), (0, 2), (1, 2))
 Frame = tuple[int, int, int, int, int, int]  # a header
+_SEND, _RECEIVE, _COLLECTIVE = 0, 1, 3  # types of the core's operations
 
 
 @dataclass
@@ -92,11 +97,14 @@ class Host:
     """Ends the engine for whatever would break the world."""
 
     def __init__(self, rank: int, size: int) -> None:
+        self.device = Device()
+        self.launches: list[Launch | None] = []  # None once it is over
+        self.described: list[tuple[int, int, int, bool]] = []
         peers = [peer for peer in range(size) if peer != rank]
-        us = Membership("w", rank, size, 1, "gloo", Limits(60.0, LONGEST))
+        us = Membership("w", rank, size, 1, "nccl", Limits(60.0, LONGEST))
         self.log: list[tuple[int, Frame]] = []
         self.sinks = {peer: ListSink(peer, self.log) for peer in peers}
-        self.engine = Engine(us, self, self.sinks, contextlib.nullcontext(), lambda: 0.0)
+        self.engine = Engine(us, self, self.sinks, contextlib.nullcontext(), lambda: 0.0, self.device)
 
     def end(self) -> None:
         if self.engine.failure is None:
@@ -105,6 +113,20 @@ class Host:
                 sink.cut, sink.body = True, None
                 sink.unwritten.clear()
             self.engine.end(self.engine.failure)
+            for place in range(len(self.launches)):
+                self.over(place)
+
+    def over(self, place: int) -> None:
+        """The backend is done with a launch, or will not begin it, as ``DriverSlot`` tells it."""
+        launch, self.launches[place] = self.launches[place], None
+        if launch is None or launch.operation is None:
+            return
+        launch.operation.running = False
+        if self.engine.failure is None:
+            launch.over()
+        else:
+            launch.operation.fail(self.engine.failure)
+        self.engine.is_over(launch)
 
     def lost(self, *_: object) -> None:
         self.end()
@@ -120,10 +142,43 @@ class Host:
         raise AssertionError("no deadline was set")
 
     def aside(self, function: Callable[[], None]) -> None:
-        raise AssertionError(f"{function} needs a thread")
+        function()  # nothing is locked; it finds room for the message that was launched last
+        kind, peer, _, borrows = self.described[-1]
+        self.described[-1] = kind, peer, self.device.found, borrows
 
-    def launch(self, number: int, launch: Launch) -> None:
-        raise AssertionError(f"a launch of group {number}: {launch}")
+    def interrupted(self, what: str) -> None:
+        raise AssertionError(what)
+
+    def launch(self, _: int, launch: Launch) -> None:
+        self.engine.under_way.add(launch)
+        operation = launch.operation
+        if isinstance(operation, ReceiveOperation):
+            self.described.append((_RECEIVE, launch.ranks[0], operation.nbytes, launch.borrows))
+        elif isinstance(operation, SendOperation):
+            self.described.append((_SEND, launch.ranks[1], operation.nbytes, False))
+        else:
+            self.described.append((_COLLECTIVE, 0, 0, False))
+        self.launches.append(launch)
+
+
+class Device:
+    """Memory is all there is to a device here."""
+
+    found = 0
+
+    def now(self) -> Moment:
+        return Moment(None, None)
+
+    def room(self, nbytes: int, moment: Moment) -> tuple[torch.Tensor, Moment]:
+        self.found = nbytes
+        return torch.zeros(nbytes, dtype=torch.uint8), moment
+
+    def copies_of(self, tensors: Sequence[torch.Tensor], moment: Moment) -> tuple[list[torch.Tensor], Moment]:
+        return [tensor.clone() for tensor in tensors], moment
+
+    def end(self, nbytes: int | None, streamed: bool) -> DeviceEnd:
+        data = None if nbytes is None else torch.zeros(nbytes, dtype=torch.uint8)
+        return DeviceEnd(self, self.now(), data, streamed)  # type: ignore[arg-type]
 
 
 class Header(ctypes.Structure):
@@ -149,6 +204,12 @@ class Pair:
     memory: tuple[bytearray, Any] | None = None  # of a receive: the engine's, the core's
     sent: list[Any] = field(default_factory=list)
     withdrawn: bool = False
+    left: bool = False  # nothing is left to do after the withdrawal
+
+    @property
+    def message(self) -> Any:
+        """The message itself."""
+        return self.python.chosen if isinstance(self.python, AnyReceive) and self.python.chosen else self.python
 
 
 def _address(memory: Any) -> Any:
@@ -167,6 +228,7 @@ class Node:
         made = library.node_new(rank, (ctypes.c_int * len(peers))(*peers), len(peers), ctypes.c_uint64(LONGEST))
         self.native = ctypes.c_void_p(made)
         self.pairs: list[Pair] = []
+        self.launched = 0
         self.collectives: Counter[tuple[int, ...]] = Counter()  # by ranks
         self.room = ctypes.create_string_buffer(ROOM)
 
@@ -195,29 +257,42 @@ class Node:
         )
         self.pairs.append(Pair(python, native, sent=[ours, theirs] if borrowed else []))
 
-    def receive(self, peer: int | None, key: int, mode: Mode, dtype: int, nbytes: int) -> None:
+    def send_on_device(self, peer: int, key: int, mode: Mode, dtype: int, nbytes: int, streamed: bool) -> None:
+        said = () if mode is Mode.DEVICE else (struct.pack("<Q", nbytes), b"shape")
+        end = self.host.device.end(nbytes, streamed)
+        python = self.engine.send("send", peer, key, (mode, dtype, nbytes), said, end.data, end)
+        text = b"".join(said)
+        args = peer, _u64(key), int(mode), dtype, _u64(nbytes), text, _u64(len(text))
+        self.pairs.append(Pair(python, self._call("send_on_device", *args)))
+
+    def receive(
+        self, peer: int | None, key: int, mode: Mode, dtype: int, nbytes: int, on_device: bool, streamed: bool = False
+    ) -> None:
+        """Receive; ``on_device`` is where a tensor with its shape may go, too."""
+        fixed, device = mode is Mode.FIXED, mode is Mode.DEVICE
         own, memory = bytearray(nbytes), ctypes.create_string_buffer(max(1, nbytes))
-        signature = (mode, dtype, nbytes)
+        view = memoryview(own) if fixed else None
+        end = self.host.device.end(nbytes if device else None, streamed) if on_device and not fixed else None
+        keep = own if fixed else end.data if end is not None else None
+        signature, to = (mode, dtype, nbytes), memory if fixed else None
         peers = [one for one in range(self.size) if one != self.rank]
         if peer is None:
-            python: Operation = self.engine.receive_any(tuple(peers), key, signature, memoryview(own), own)
+            python: Operation = self.engine.receive_any(tuple(peers), key, signature, view, keep, end)
             all_peers = (ctypes.c_int * len(peers))(*peers)
-            native = self._call("receive_any", all_peers, len(peers), _u64(key), dtype, _u64(nbytes), memory)
+            native = self._call("receive_any", all_peers, len(peers), _u64(key), int(mode), dtype, _u64(nbytes), to)
         else:
-            fixed = mode is Mode.FIXED
-            view, keep = (memoryview(own), own) if fixed else (None, None)
-            python = self.engine.receive("recv", peer, key, signature, view, keep)
-            native = self._call("receive", peer, _u64(key), int(mode), dtype, _u64(nbytes), memory if fixed else None)
-        self.pairs.append(Pair(python, native, (own, memory)))
+            python = self.engine.receive("recv", peer, key, signature, view, keep, end)
+            native = self._call("receive", peer, _u64(key), int(mode), dtype, _u64(nbytes), to, int(end is not None))
+        self.pairs.append(Pair(python, native, (own, memory) if fixed or end is None else None))
 
-    def collective(self, gid: int, ranks: tuple[int, ...], nbytes: int, data: bytes) -> None:
+    def collective(self, gid: int, ranks: tuple[int, ...], nbytes: int, data: bytes, launches: bool = False) -> None:
         self.collectives[ranks] += 1
         group = GroupMembers()
         group.member = SimpleNamespace(world_rank=self.rank)  # type: ignore[assignment]
         group.ranks, group.gid, group.digest = ranks, gid, 0
         fingerprint = Fingerprint(Collective.ALL_GATHER, nbytes)
         heard: list[Any] = []
-        plan = Plan("all_gather", fingerprint, lambda _: data, heard.append)
+        plan = Plan("all_gather", fingerprint, lambda _: data, heard.append, launch=_none if launches else None)
         python = self.engine.collective(group, plan)
         packed = fingerprint.packed(0)
         native = self._call(
@@ -229,6 +304,7 @@ class Node:
             _u64(len(packed)),
             data * len(ranks),
             _u64(len(data)),
+            int(launches),
         )
         self.pairs.append(Pair(python, native, sent=heard))
 
@@ -239,6 +315,27 @@ class Node:
         for memory in pair.sent if isinstance(pair.python, SendOperation) else pair.memory or ():
             count = len(memory)  # it is the caller's again, who writes to it
             memory[:count] = b"\xff" * count
+
+    def detach(self, pair: Pair) -> None:
+        """Let the caller of a withdrawn operation copy what is to be kept, and go."""
+        pair.left, message = True, pair.message
+        copies = isinstance(message, ReceiveOperation) and message.borrowed and message.succeeded
+        copied = copies and message.withdrawn and message.end is not None and message.end.data is not None
+        pair.python.detach()
+        if copied:
+            self._call("keep", pair.native)
+
+    # the backend
+
+    def enqueued(self, place: int) -> None:
+        launch = self.host.launches[place]
+        if launch is not None and launch.streamed and launch.operation is not None and not launch.operation.withdrawn:
+            self._call("enqueued", place)
+            launch.enqueued()
+
+    def over(self, place: int) -> None:
+        self.host.over(place)
+        self._call("over", place)
 
     # frames
 
@@ -298,29 +395,55 @@ class Node:
         assert self._call("under_way", restype=ctypes.c_uint64) == len(self.engine.operations)
         for other in self.host.sinks:
             assert bool(self._call("needs", other)) == self.engine.needed(other)
+        self._compare_launches()
         for pair in self.pairs:
             if not pair.withdrawn:
                 self._compare(pair)
 
+    def _compare_launches(self) -> None:
+        found = (ctypes.c_uint64 * 4)()
+        while self._call("launch", self.launched, found):
+            kind, peer, nbytes, borrows = self.host.described[self.launched]
+            own = kind == _COLLECTIVE
+            assert (found[0], found[3]) == (kind, borrows)
+            assert own or (found[1], found[2]) == (peer, nbytes)
+            self.launched += 1
+        assert self.launched == len(self.host.described)
+
     def _compare(self, pair: Pair) -> None:
         python, error = pair.python, pair.python._error
+        if pair.message.launch is not None and self.engine.failure is not None:
+            return  # its owner knows its end
         expected = 0 if not python.done else 1 if error is None else 2 if isinstance(error, TensorMismatch) else 3
         assert self._call("outcome", pair.native) == expected, (python, error)
         if expected != 1:
             return
         if isinstance(python, AnyReceive | ReceiveOperation):
             assert self._call("peer", pair.native) == python._value
-            assert pair.memory is not None
+            self._compare_message(pair)
+        if isinstance(python, AnyReceive | ReceiveOperation) and pair.memory is not None:
             count = len(pair.memory[0])
             assert pair.memory[1].raw[:count] == bytes(pair.memory[0])
-        if isinstance(python, ReceiveOperation) and python.mode != Mode.FIXED:
+        if isinstance(python, ReceiveOperation) and python.buffer is not None and python.mode != Mode.FIXED:
             length = self._call("own", pair.native, self.room, _u64(ROOM), restype=ctypes.c_int64)
             assert self.room.raw[:length] == bytes(bytes_of(python.buffer))
+
+    def _compare_message(self, pair: Pair) -> None:
+        message, taken, shape = pair.message, ctypes.c_int(), ctypes.create_string_buffer(64)
+        arrival = self._call("message", pair.native, ctypes.byref(taken), shape, _u64(63), restype=ctypes.c_int64)
+        assert arrival == message.arrival
+        assert shape.value == (message.shape or b"")
+        if message.mode == Mode.DEVICE:
+            assert bool(taken.value) == (message.kept_end is not None)
 
     def _call(self, name: str, *args: Any, restype: Any = ctypes.c_int) -> Any:
         function = getattr(self.library, f"node_{name}")
         function.restype = restype
         return function(self.native, *args)
+
+
+def _none(_: object) -> None:
+    """Stand for a call of the backend."""
 
 
 def _u64(number: int) -> ctypes.c_uint64:
@@ -347,6 +470,9 @@ class Schedule:
         self.deadly = self.draw.random() < 0.5
         #: share of messages of all kinds, whose ends mostly do not fit together
         self.variety = self.draw.choice((0.1, 0.3, 1.0))
+        #: whether there is a device, and the kind of most messages
+        self.device = self.draw.random() < 0.6
+        self.usual = self.draw.choice((Mode.FIXED, Mode.DEVICE, Mode.TENSOR)) if self.device else Mode.FIXED
 
     def run(self, steps: int) -> None:
         """Play ``steps`` steps, then the end of the world.
@@ -365,6 +491,7 @@ class Schedule:
 
     def step(self) -> None:
         acts = (self.call,) * 4 + (self.withdraw,) * 2 + (self.move,) * 10 + (self.die,) * self.deadly
+        acts += (self.work,) * 4 * self.device
         self.draw.choice(acts)()
         self.compare()
 
@@ -404,7 +531,7 @@ class Schedule:
         for _ in range(self.draw.randrange(2, 6)):
             if self.left.isdisjoint((peer.rank, node.rank)):
                 peer.send(node.rank, 1, Mode.FIXED, 7, self.draw.randbytes(nbytes), b"")
-                node.receive(peer.rank, 1, Mode.FIXED, 7, nbytes)
+                node.receive(peer.rank, 1, Mode.FIXED, 7, nbytes, self.device)
         ways = [(node.rank, peer.rank), (peer.rank, node.rank)]
         for _ in range(self.draw.randrange(80)):
             self.move(ways)
@@ -415,14 +542,19 @@ class Schedule:
         for peer, messages in node.engine.messages.items():
             for key, kept in messages.kept.items():
                 for message in list(kept):
-                    anybody = message.mode == Mode.FIXED and self.draw.random() < 0.3
-                    node.receive(None if anybody else peer, key, Mode(message.mode), message.dtype, message.nbytes)
+                    anybody = message.mode in EXACT and self.draw.random() < 0.3
+                    kind = None if anybody else peer, key, Mode(message.mode), message.dtype, message.nbytes
+                    node.receive(*kind, self.device)
                     self.compare()
+                    if self.draw.random() < 0.3:
+                        self.give_up(node, node.pairs[-1])
+                        self.compare()
 
     def settle(self) -> None:
         """Let all that is on its way arrive."""
         ways = self.draw.sample(list(self.ways), len(self.ways))
-        while any(self.deliver(to, of) | self.write(of, to) for to, of in ways):
+        moves = lambda: any(self.deliver(to, of) | self.write(of, to) for to, of in ways)  # noqa: E731
+        while moves() or any(map(self.finish_work, self.nodes)):
             pass
         self.compare()
 
@@ -440,21 +572,57 @@ class Schedule:
             return
         peer = self.draw.choice([one for one in range(len(self.nodes)) if one != node.rank])
         key = self.draw.choice((1, 1, 1, 2))
-        dtype, mode, nbytes = 7, Mode.FIXED, 8
+        dtype, mode, nbytes = 7, self.usual, 8
         if self.draw.random() < self.variety:
             dtype = self.draw.choice((7, 7, 7, 7, 3))
-            mode = self.draw.choice((Mode.FIXED,) * 5 + (Mode.TENSOR, Mode.OBJECT))
+            mode = self.draw.choice((self.usual,) * 5 + (Mode.FIXED, Mode.TENSOR, Mode.OBJECT))
             nbytes = self.draw.choice((0, 8, 8, 8, 8, 40, 300))
         act = self.draw.randrange(9)
-        if act < 4:
+        streamed = self.draw.random() < 0.4
+        there = mode is Mode.DEVICE or (self.device and mode is Mode.TENSOR and self.draw.random() < 0.8)
+        if act < 4 and there:
+            node.send_on_device(peer, key, mode, dtype, nbytes, streamed)
+        elif act < 4:
             node.send(peer, key, mode, dtype, self.draw.randbytes(nbytes), b"\x01\x02")
         elif act < 7:
-            node.receive(peer, key, mode, dtype, nbytes if mode is Mode.FIXED else LONGEST)
+            node.receive(peer, key, mode, dtype, nbytes if mode in EXACT else LONGEST, self.device, streamed)
         elif act == 7:
-            node.receive(None, key, Mode.FIXED, dtype, nbytes)
+            mode = mode if mode in EXACT else Mode.FIXED
+            node.receive(None, key, mode, dtype, nbytes, self.device, streamed)
+        elif self.device and self.draw.random() < 0.5:
+            node.collective(3, GROUPS[0], 8, b"", launches=True)
         else:
             ranks = self.draw.choice((GROUPS[0], GROUPS[0], tuple(sorted((node.rank, peer)))))
             node.collective(sum(ranks), ranks, self.draw.choice((8, 8, 8, 16)), self.draw.randbytes(nbytes))
+
+    def work(self) -> None:
+        """Let a backend do something, or a caller who has given up go."""
+        node = self.draw.choice(self.nodes)
+        ready = [place for place, one in enumerate(node.host.launches) if one is not None and one.ready]
+        leaving = self.leaving(node)
+        if leaving and self.draw.random() < 0.5:
+            node.detach(self.draw.choice(leaving))
+        elif ready and self.draw.random() < 0.5:
+            node.enqueued(self.draw.choice(ready))
+        elif ready:
+            node.over(self.draw.choice(ready))
+
+    def leaving(self, node: Node) -> list[Pair]:
+        """Return what was given up, and is not used by the backend any more."""
+        if node.engine.failure is not None:
+            return []
+        gone = [pair for pair in node.pairs if pair.withdrawn and not pair.left]
+        return [pair for pair in gone if not pair.python.held_by_backend()]
+
+    def finish_work(self, node: Node) -> bool:
+        """Let a backend do all it can, and callers who have given up go; whether there was anything."""
+        leaving = self.leaving(node)
+        for pair in leaving:
+            node.detach(pair)
+        ready = [place for place, one in enumerate(node.host.launches) if one is not None and one.ready]
+        for place in ready:
+            node.over(place)
+        return bool(leaving or ready)
 
     def withdraw(self) -> None:
         node = self.draw.choice(self.nodes)
@@ -516,7 +684,7 @@ class Schedule:
         fields = list(HEADER.unpack(HEADER.pack(*header)))
         place = self.draw.randrange(6)
         fields[place] = self.draw.choice((0, 1, 3, 9, 17, 255, fields[place] + 1))
-        if fields[0] in (Kind.VALUE, Kind.FINGERPRINT) or (fields[0] == Kind.DATA and fields[2] > Mode.OBJECT):
+        if fields[0] in (Kind.VALUE, Kind.FINGERPRINT):
             return header
         return HEADER.unpack(HEADER.pack(*fields))  # type: ignore[return-value]
 
@@ -533,7 +701,7 @@ class Schedule:
         """Let a member say good-bye and end."""
         self.left.add(node.rank)
         gives_up = node.engine.gives_up()
-        assert bool(node._call("gives_up")) == gives_up
+        assert bool(node._call("gives_up")) | node.engine.awaited_work() == gives_up
         for sink in node.host.sinks.values():
             sink.put(Kind.BYE, flags=int(gives_up))
         for peer in node.host.sinks:  # the core's frames are put by its own owner

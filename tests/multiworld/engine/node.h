@@ -1,8 +1,10 @@
 // A core whose wire is a list: frames wait there until a test writes them, and payloads come in pieces.
 #pragma once
+#include <algorithm>
 #include <deque>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/core.h"
@@ -55,12 +57,30 @@ struct Node : Wire, Host {
     body.placement.to = own;
   }
   void settled(Operation&) override {}
-  void agreed(CollectiveOperation& operation) override { core.complete(operation); }
+  void launch(Operation& operation) override { launches.push_back(operation.shared_from_this()); }
+  // The backend has done it.
+  void over(size_t place) {
+    OperationRef operation = std::move(launches.at(place));
+    if (!operation) return;
+    if (operation->type == Operation::Type::receive && !cut) {
+      core.landed(std::static_pointer_cast<ReceiveOperation>(operation));
+    } else {
+      core.over(*operation);
+    }
+  }
+  void dropped(Operation&) override {}
+  void chosen(AnyReceive& any, const ReceiveRef& receive) override {
+    if (any.id) operations.at(any.id - 1) = receive;
+    receive->id = std::exchange(any.id, 0);
+  }
   void lost(int, Loss, const std::string& what) override { end(what); }
   bool expects_value(int, const Header&) override { return false; }
   void on_value(int, const Header&, const Memory&) override {}
   void on_bye(int peer, bool gives_up) override {
-    if (!core.depart(peer, gives_up)) end("left");
+    bool on_backend = gives_up && std::any_of(launches.begin(), launches.end(), [&](auto& one) {
+      return one && (one->peer == peer || one->type == Operation::Type::collective);
+    });
+    if (on_backend || !core.depart(peer, gives_up)) end("left");
   }
 
   void end(const std::string& why) {
@@ -70,6 +90,7 @@ struct Node : Wire, Host {
     unwritten.clear();
     bodies.clear();
     core.end();
+    for (size_t place = 0; place < launches.size(); place++) over(place);
   }
 
   static std::string payload(const Frame& frame) {
@@ -119,6 +140,7 @@ struct Node : Wire, Host {
   std::map<int, std::deque<Frame>> unwritten;
   std::map<int, Body> bodies;
   std::vector<OperationRef> operations;
+  std::vector<OperationRef> launches;  // what the backend is to begin, in order; null once it is over
   Core core;
 };
 

@@ -28,7 +28,7 @@ from multiworld.transport.descriptors import open_numbers
 
 SECONDS = 30.0
 PENDING, DONE, MISMATCH, ENDED = range(4)
-LOST, LANE_ENDED, BYE, VALUE, AGREED, REST = range(6)
+LOST, LANE_ENDED, BYE, VALUE, OWED = range(5)
 
 
 class Two:
@@ -74,11 +74,11 @@ def bare(native: ModuleType) -> Iterator[Two]:
 
 
 def start_send(engine: Any, peer: int, key: int, tensor: torch.Tensor) -> int:
-    return engine.start((False, peer, key, 0, CODES[tensor.dtype], tensor.nbytes, tensor.data_ptr(), None))  # type: ignore[no-any-return]
+    return engine.start((False, False, peer, key, 0, CODES[tensor.dtype], tensor.nbytes, tensor.data_ptr(), None))  # type: ignore[no-any-return]
 
 
 def start_recv(engine: Any, peer: int, key: int, tensor: torch.Tensor) -> int:
-    return engine.start((True, peer, key, 0, CODES[tensor.dtype], tensor.nbytes, tensor.data_ptr(), None))  # type: ignore[no-any-return]
+    return engine.start((True, False, peer, key, 0, CODES[tensor.dtype], tensor.nbytes, tensor.data_ptr(), None))  # type: ignore[no-any-return]
 
 
 def send(engine: Any, peer: int, key: int, tensor: torch.Tensor, seconds: float) -> Any:
@@ -151,6 +151,7 @@ def test_other_lengths_and_dtypes_are_a_mismatch_for_both_and_the_world_goes_on(
 def test_what_is_not_plain_is_left_to_python(two: Two, unusual: torch.Tensor) -> None:
     assert two.a.start_tensor(False, 1, 7, unusual) is None
     assert two.a.start_tensor(True, 1, 7, unusual) is None
+    assert exchange(two.a, False, 1, unusual, SECONDS) == (None, 0)
 
 
 def test_what_is_plain_needs_no_check_of_pythons(two: Two) -> None:
@@ -218,6 +219,44 @@ def test_a_whole_call_that_is_too_late_is_withdrawn(two: Two) -> None:
     assert (late.item(), again.item()) == (0.0, 1.0)
 
 
+def exchange(engine: Any, receives: bool, peer: int, tensor: torch.Tensor, seconds: float) -> tuple[Any, int]:
+    """Exchange a message of key 7; whether it is done, and its number."""
+    number = [0]
+    return engine.exchange(number, receives, peer, 7, tensor, seconds), number[0]
+
+
+def test_a_message_is_exchanged_in_one_call_of_each(two: Two) -> None:
+    got = torch.zeros(3)
+    sent, received = two.run(
+        lambda: exchange(two.a, False, 1, torch.ones(3), SECONDS), lambda: exchange(two.b, True, 0, got, SECONDS)
+    )
+    assert (sent[0], received[0]) == (True, True)
+    assert got.sum() == 3.0
+    assert two.b.outcome(received[1])[0] == DONE, "its number is the caller's until it is taken"
+
+
+def test_an_exchange_that_is_late_or_refused_goes_on_under_its_number(two: Two) -> None:
+    done, number = exchange(two.a, False, 1, torch.ones(3), 0.01)
+    assert done is False
+    assert two.a.outcome(number)[0] == PENDING
+    (outcome, *_), (done, other) = two.run(
+        lambda: two.a.wait(number, SECONDS), lambda: exchange(two.b, True, 0, torch.zeros(4), SECONDS)
+    )
+    assert (outcome, done, two.b.outcome(other)[0]) == (MISMATCH, False, MISMATCH)
+
+
+@pytest.mark.parametrize("over", ["a farewell", "an end"])
+def test_nothing_is_exchanged_after(bare: Two, over: str) -> None:
+    if over == "a farewell":
+        bare.a.bye(False)
+        assert bare.peer.recv(1 << 16)
+    else:
+        bare.a.end(True)
+    assert exchange(bare.a, True, 1, torch.zeros(1), SECONDS) == (None, 0)
+    with pytest.raises(BlockingIOError):
+        bare.peer.recv(1, socket.MSG_DONTWAIT)
+
+
 def test_a_message_that_came_and_is_not_taken_can_be_given_back(two: Two) -> None:
     first, second = torch.zeros(1), torch.zeros(1)
     number = start_recv(two.b, 0, 7, first)
@@ -232,8 +271,8 @@ def test_a_message_of_the_senders_length_comes_in_memory_that_outlives_the_engin
     two = Two(native)
     a, b = two.a, two.b
     limit, text = 1 << 20, b"x" * 1_000_000
-    number = b.start((True, 0, 7, int(Mode.OBJECT), 0, limit, None, None))
-    a.start((False, 1, 7, int(Mode.OBJECT), 0, len(text) + 3, text, b"end"))
+    number = b.start((True, False, 0, 7, int(Mode.OBJECT), 0, limit, None, None))
+    a.start((False, False, 1, 7, int(Mode.OBJECT), 0, len(text) + 3, text, b"end"))
     two.run(lambda: _moved(a, lambda: b.outcome(number)[0] == DONE), lambda: b.wait(number, SECONDS))
     keeper, _, (address, length) = b.received(number)
     b.take(number)
@@ -257,7 +296,7 @@ def test_messages_that_are_started_together_go_out_together(native: ModuleType) 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # which keeps apart what is written apart
     engine = native.Engine(0, {1: ours.detach()}, 1 << 20)
     got = torch.zeros(5)
-    posts = [(True, 1, key, 0, CODES[got.dtype], 4, got[key:].data_ptr(), None) for key in range(5)]
+    posts = [(True, False, 1, key, 0, CODES[got.dtype], 4, got[key:].data_ptr(), None) for key in range(5)]
     assert len(set(engine.start_all(posts))) == 5
     with theirs:
         theirs.settimeout(SECONDS)
@@ -270,7 +309,7 @@ def test_what_an_operation_waits_for_is_known(two: Two) -> None:
     number = start_send(two.a, 1, 7, sent)
     assert two.a.awaited(number) == [False, 1]
     assert two.a.needs(1)
-    assert two.a.withdraw(number) is None
+    assert not two.a.withdraw(number)
     assert two.a.awaited(number) == [False]
     assert not two.a.needs(1)
 
@@ -301,20 +340,6 @@ def test_what_was_sent_arrives_after_an_orderly_end(two: Two) -> None:
     assert sent == received > 20_000_000
 
 
-def test_who_writes_the_rest_is_asked_for(bare: Two) -> None:
-    payload = bytes(1 << 22)
-    bare.peer.sendall(frame(Kind.POST, 0, int(Mode.OBJECT), 1, 7, 1 << 30))
-    assert bare.a.drain(1)
-    bare.a.start((False, 1, 7, int(Mode.OBJECT), 0, len(payload), payload, None))
-    assert [event[0] for event in events_of(bare.a)] == [REST]
-    assert bare.a.flush()
-    received = 0
-    while received < HEADER.size + len(payload):
-        bare.a.flush()
-        received += len(bare.peer.recv(1 << 20))
-    assert not bare.a.flush()
-
-
 def test_a_peer_that_is_none_is_an_error(two: Two) -> None:
     with pytest.raises(ValueError, match="no such peer"):
         start_send(two.a, 5, 7, torch.zeros(1))
@@ -331,7 +356,7 @@ def test_a_world_that_ends_in_order_can_be_cut(bare: Two) -> None:
     payload = bytes(1 << 22)
     bare.peer.sendall(frame(Kind.POST, 0, int(Mode.OBJECT), 1, 7, 1 << 30))
     assert bare.a.drain(1)
-    bare.a.start((False, 1, 7, int(Mode.OBJECT), 0, len(payload), payload, None))
+    bare.a.start((False, False, 1, 7, int(Mode.OBJECT), 0, len(payload), payload, None))
     bare.a.end(True)
     assert bare.a.flush(), "what was sent still goes out"
     bare.a.end(False)
@@ -372,7 +397,8 @@ def test_an_event_loop_awaits_many_operations(two: Two) -> None:
     assert [one.item() for one in got] == list(map(float, range(64)))
 
 
-def test_a_signal_handler_that_raises_ends_the_wait_and_its_operation(two: Two) -> None:
+@pytest.mark.parametrize("call", [recv, lambda engine, peer, _, *rest: exchange(engine, True, peer, *rest)])
+def test_a_signal_handler_that_raises_ends_the_wait_and_its_operation(two: Two, call: Callable[..., Any]) -> None:
     class HandlerError(Exception):
         pass
 
@@ -383,7 +409,7 @@ def test_a_signal_handler_that_raises_ends_the_wait_and_its_operation(two: Two) 
     try:
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
         with pytest.raises(HandlerError):
-            recv(two.b, 0, 7, torch.zeros(1), SECONDS)
+            call(two.b, 0, 7, torch.zeros(1), SECONDS)
     finally:
         signal.signal(signal.SIGUSR1, before)
     test_a_message_arrives_whole(two, 1)
@@ -568,7 +594,7 @@ begun, got = threading.Barrier(5), torch.zeros(1)
 def wait():
     begun.wait()
     while True:
-        number = engine.start((True, 1, 7, 0, 0, 4, got.data_ptr(), None))
+        number = engine.start((True, False, 1, 7, 0, 0, 4, got.data_ptr(), None))
         engine.wait(number, 0.0003)
         engine.withdraw(number)
 for _ in range(4):

@@ -41,7 +41,7 @@ def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
             if kind not in made:
                 folder = tmp_path_factory.mktemp(f"workers-{kind.value}")
                 env = _imitation(folder) if kind is Kind.SIMULATED else {}
-                pool = WorkerPool(folder / "workers.log", (str(ROOT),), PRELOAD, environment=env, many=True)
+                pool = WorkerPool(folder / "workers.log", (str(ROOT),), PRELOAD, environment=env)
                 made[kind] = stack.enter_context(pool)
             return made[kind]
 

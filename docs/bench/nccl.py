@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from build import official, releases
-from build.bench.figures import Figure, of_ratios, of_samples
-from build.bench.overlay import Subject
 from build.paths import REPO
 from build.wheeltest.environments import Form, environment, install
+from docs.bench import nccl_driver
+from docs.bench.figures import Figure, of_ratios, of_samples
+from docs.bench.nccl_worlds import Scene, Seen, follower, leader
+from docs.bench.overlay import Subject
 from gpuless import imitation
 from gpuless.control import Action, Remote
-from multiworld.lab.bench import device
-from multiworld.lab.bench.device_worlds import Scene, Seen, follower, leader
 from multiworld.lab.bench.stats import percentile
 from multiworld.lab.workers import WorkerPool
 
@@ -67,18 +67,18 @@ def of_links(python: Path, backend: str, rounds: int) -> list[Figure]:
     ]
 
 
-def _pipelined(name: str, found: list[device.Round]) -> list[Figure]:
+def _pipelined(name: str, found: list[nccl_driver.Round]) -> list[Figure]:
     bare = [one.bare_transfer for one in found]
     return [
         of_ratios(f"{name}, a call each, over bare", [one.transfer for one in found], bare, PIPELINED),
-        of_ratios(f"{name}, calls of {device.BATCH}, over bare", [one.batched for one in found], bare, PIPELINED),
+        of_ratios(f"{name}, calls of {nccl_driver.BATCH}, over bare", [one.batched for one in found], bare, PIPELINED),
     ]
 
 
-def _rounds(python: Path, backend: str, count: int, link: float = 0.0) -> list[device.Round]:
+def _rounds(python: Path, backend: str, count: int, link: float = 0.0) -> list[nccl_driver.Round]:
     with _members(python, link) as (pool, folder):
-        members = [pool.run(device.rounds, str(folder), rank, backend, count) for rank in range(2)]
-        found: tuple[list[device.Round], ...] = tuple(member.result(_SECONDS) for member in members)
+        members = [pool.run(nccl_driver.rounds, str(folder), rank, backend, count) for rank in range(2)]
+        found: tuple[list[nccl_driver.Round], ...] = tuple(member.result(_SECONDS) for member in members)
     return found[0]
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from unittest.mock import patch
 
 from build import official, record, releases
-from build.bench.figures import Figure, of_samples
 from build.console import step
 from build.errors import ProbeError, UsageError
 from build.overlay.build import build_overlay
@@ -24,6 +23,7 @@ from build.paths import REPO
 from build.pipeline import Request, check, documents, prepared
 from build.record import BuildRecord
 from build.wheels import patched
+from docs.bench.figures import Figure, of_samples
 
 #: What the project promises for two cores, downloads excluded.
 COMPILE, ASSEMBLE, MEMORY, REBUILD, SIZE, VERIFY = 75.0, 15.0, 1000.0, 10.0, 2.0, 120.0
@@ -198,7 +198,7 @@ def tooling(*arguments: str, source: Path | None = None) -> Cost:
 
 
 def assembling(subject: Subject) -> list[Figure]:
-    code = "import sys; from pathlib import Path; from build.bench.overlay import Subject, assemble; "
+    code = "import sys; from pathlib import Path; from docs.bench.overlay import Subject, assemble; "
     code += "assemble(Subject(sys.argv[1], Path(sys.argv[2])))"
     costs = [child(code, subject.release, str(subject.dist)) for _ in range(subject.repeats)]
     size = (subject.folder / subject.made.patched.name).stat().st_size / 1e6

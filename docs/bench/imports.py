@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from build import official, releases
-from build.bench.figures import Figure, of_ratios
-from build.bench.overlay import Cost, Subject, cost
 from build.console import progress, step
 from build.wheeltest.environments import Form, environment
+from docs.bench.figures import Figure, of_ratios
+from docs.bench.overlay import Cost, Subject, cost
 
 LIMIT = 1.05
 #: The private memory of the process. Pages of libraries do not count: they depend on the state of the page cache.

@@ -1,7 +1,8 @@
-"""`bench [NAME…]`: measure the figures the project promises; those of ports are in docs/bench/porting."""
+"""`nox -s bench -- [NAME…]`: measure the figures the project promises; those of ports are in docs/bench/porting."""
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,17 +11,18 @@ from typing import Annotated
 import typer
 
 from build import paths, record, releases
-from build.bench import figures
+from build.cli import guarded, only, run
 from build.console import console, note, step
 from build.errors import ProbeError, UsageError
+from docs.bench import figures
 from multiworld.lab.bench.load import LoadMeter
 
-#: The functions that measure, in `build.bench`; all but the last measure a build in dist/.
+#: The functions that measure, in `docs.bench`; all but the last measure a build in dist/.
 MEASURES = {
     "overlay": "overlay.measure",
     "import": "imports.measure",
     "verify": "overlay.verify",
-    "nccl": "device.measure",
+    "nccl": "nccl.measure",
     "wheelhouse": "wheelhouse.measure",
 }
 
@@ -43,7 +45,7 @@ def bench(
     json: Annotated[Path | None, typer.Option(help="write the figures to this file as well")] = None,
 ) -> None:
     """Measure the promised figures on this machine; on a busy one, none is judged as missed."""
-    from build.bench.overlay import Subject
+    from docs.bench.overlay import Subject
 
     dist, wanted = dist.absolute(), names or [name for name in MEASURES if name != "nccl" or find_spec("torch")]
     if strange := [name for name in wanted if name not in MEASURES]:
@@ -59,7 +61,7 @@ def bench(
         wanted = ["wheelhouse"]
     found: list[figures.Figure] = []
     for module, _, function in (MEASURES[name].partition(".") for name in MEASURES if name in wanted):
-        found += getattr(import_module(f"build.bench.{module}"), function)(subject)
+        found += getattr(import_module(f"docs.bench.{module}"), function)(subject)
     load = meter.read()
     console.print(figures.table(found, f"{subject.release or 'wheelhouse'} on this machine", load))
     note(str(load))
@@ -68,3 +70,7 @@ def bench(
         step(f"figures: {json}")
     if missed := [item.name for item in found if item.verdict_under(load) is figures.Verdict.MISSED]:
         raise ProbeError(f"{len(missed)} promised figures are missed: {', '.join(missed)}")
+
+
+if __name__ == "__main__":
+    sys.exit(run(lambda: guarded(only(bench))))

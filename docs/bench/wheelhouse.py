@@ -7,14 +7,14 @@ import tempfile
 from pathlib import Path
 
 from build import record
-from build.bench.figures import Figure, of_samples
-from build.bench.overlay import Subject, tooling
 from build.console import step
 from build.overlay.model import Check
 from build.record import Artifact, BuildRecord, Patch, Provenance, UnitRecord
 from build.wheels import sbom
 from build.wheels.archive import WheelWriter
 from build.wheels.overlay import DISTRIBUTION
+from docs.bench.figures import Figure, of_samples
+from docs.bench.overlay import Subject, tooling
 
 #: What the project promises for 200 wheels.
 SECONDS, MEMORY = 10.0, 200.0

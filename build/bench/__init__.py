@@ -1,1 +1,0 @@
-"""Measure the figures that the project promises."""

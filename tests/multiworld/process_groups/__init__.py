@@ -1,0 +1,1 @@
+"""Tests of worlds as process groups of torch.distributed."""

@@ -1,0 +1,127 @@
+"""What torch has on top of process groups runs on a world, row by row, in two processes; and it ends well if one dies.
+
+The rows share their processes: what torch loads for them takes longer than all of them.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.multiworld.faults.programs import started
+from tests.multiworld.process_groups import rows
+from tests.multiworld.process_groups.stage import Stage, preloaded
+
+QUICK = (
+    "collectives",
+    "not_contiguous",
+    "futures",
+    "nested_future",
+    "out_of_order_futures",
+    "nobody_waits",
+    "messages",
+    "objects",
+    "subgroups",
+    "coalesced",
+    "ddp",
+    "ddp_in_buckets",
+    "comm_hooks",
+    "power_sgd",
+    "zero",
+    "join",
+    "autograd_functions",
+    "profiler",
+    "fsdp2",
+    "hsdp",
+    "device_mesh",
+    "dtensor",
+    "tensor_parallel",
+    "pipelining",
+    "checkpoint",
+    "checkpoint_in_the_background",
+    "functional",
+    "compiled",
+    "refused_by_name",
+)
+SLOW = ("compiled_ddp", "inductor")
+#: row, and the operation at whose start a member is killed
+DEATHS = (("ddp", 7), ("ddp_in_buckets", 13), ("fsdp2", 9), ("functional", 2), ("checkpoint", 2))
+MORE_DEATHS = (
+    ("hsdp", 3),
+    ("power_sgd", 16),
+    ("comm_hooks", 13),
+    ("zero", 14),
+    ("join", 12),
+    ("autograd_functions", 2),
+    ("device_mesh", 1),
+    ("dtensor", 3),
+    ("tensor_parallel", 4),
+    ("pipelining", 6),
+    ("objects", 2),
+    ("messages", 3),
+    ("checkpoint_in_the_background", 5),
+    ("futures", 2),
+    ("compiled", 2),
+    ("compiled_ddp", 6),
+)
+#: what torch makes of the typed error, which ``typed`` gives back
+RAISED = dict.fromkeys(("ddp", "ddp_in_buckets"), "RuntimeError")
+HELPERS = {"model", "batch", "checksum", "alone", "trained", "same", "_compiled"}
+#: a death shows at once; the rest is for machines with much else to do
+SOON = 10.0
+
+
+def run(stage: Stage, names: tuple[str, ...]) -> None:
+    for name in names:
+        stage.tell(("row", name))
+        stage.hear()
+
+
+def die(stage: Stage, deaths: tuple[tuple[str, int], ...]) -> None:
+    """Each ends with an error that names the dead member, and the next row runs with a replacement."""
+    for name, at in deaths:
+        stage.tell(("survive", name), ("die", name, at))
+        stage.members[1].exit_code()
+        died = time.monotonic()
+        ranks, raised, text, noticed = stage.members[0].recv()
+        assert (name, raised) == (name, RAISED.get(name, "PeerLost"))
+        assert ranks == (1,)
+        assert "rank 1" in text
+        assert noticed - died < SOON
+        stage.replace(1)
+        run(stage, ("collectives",))
+
+
+@pytest.mark.slow
+def test_rows(tmp_path: Path) -> None:
+    with preloaded(tmp_path / "log") as pool:
+        stage = Stage(pool, tmp_path, 2)
+        run(stage, QUICK)
+        die(stage, DEATHS)
+        with started([["examples/ddp_recovers.py"]], {}, pool=pool) as (program,):
+            assert program.end() == 0, str(program)
+            assert "rank 2 was killed in step 5" in str(program)
+            weights = re.findall(r"rank \d of 3: done in generation 2, weights (\d+[.]\d+)", str(program))
+            assert (len(weights), len(set(weights))) == (3, 1), str(program)
+
+
+@pytest.mark.slow
+@pytest.mark.nightly("the rows of test_rows")
+def test_slow_rows(tmp_path: Path) -> None:
+    with preloaded(tmp_path / "log") as pool:
+        stage = Stage(pool, tmp_path, 2)
+        run(stage, SLOW)
+        die(stage, MORE_DEATHS)
+        with started([["examples/ddp_recovers.py", "--without-replacement"]], {}, pool=pool) as (program,):
+            assert program.end() == 0, str(program)
+            weights = re.findall(r"rank \d of 2: done in generation 2, weights (\d+[.]\d+)", str(program))
+            assert (len(weights), len(set(weights))) == (2, 1), str(program)
+
+
+def test_every_row_is_run() -> None:
+    text = Path(rows.__file__).read_text(encoding="utf-8")
+    names = [line.partition("(")[0].removeprefix("def ") for line in text.splitlines() if line.startswith("def ")]
+    assert set(names) - HELPERS == {*QUICK, *SLOW}
