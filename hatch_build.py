@@ -1,9 +1,9 @@
 """Compiles the native parts of multiworld when a wheel or an editable install is made.
 
 The engine is C++20 on the stable ABI of CPython 3.10: one file for every later version. ``pulse.c`` has no
-Python in it. Without a compiler the package is built all the same: worlds then use the engine in Python, and a Python
-thread answers heartbeats, which it cannot do while another thread holds the GIL. ``python hatch_build.py`` compiles
-into the source tree, for work without an install.
+Python in it. Where it cannot be compiled, a Python thread answers heartbeats, which it cannot do while another thread
+holds the GIL. Without the engine nothing is built. ``python hatch_build.py`` compiles into the source tree, for work
+without an install.
 """
 
 from __future__ import annotations
@@ -106,6 +106,15 @@ def compile_into(root: Path, library: Library, target: Path) -> str:
     return "; ".join(failures) or f"no compiler was found ({', '.join(one[0] for one in library.compilers)})"
 
 
+def no_engine(why: str) -> str:
+    """The error of an installation whose engine cannot be compiled."""
+    return (
+        f"multiworld's engine, which moves the data of all worlds, could not be compiled: {why}\n"
+        "likely cause: there is no C++20 compiler here, or $CXX names another one\n"
+        "what to do: install a compiler (Debian and Ubuntu: apt-get install g++), or install the wheel of multiworld"
+    )
+
+
 def platform_tag(data: bytes) -> str:
     """The platform on which libraries run, by the symbols that they use; at least that of torch's own wheels."""
     if b"libc.so.6" not in data:  # another libc: they run where they were built
@@ -153,7 +162,11 @@ class NativeBuildHook(BuildHookInterface):
         # The tag of the second stands: the engine needs CPython, the other one any Python.
         for library, tag in ((PULSE, "py3-none"), (ENGINE, "cp310-abi3")) if sys.platform.startswith("linux") else ():
             target = Path(self._folder, library.library.name) if self._folder else root / library.library
-            if why := compile_into(root, library, target):
+            why = compile_into(root, library, target)
+            if why and library is ENGINE:
+                self.finalize("", {}, "")
+                self.app.abort(no_engine(why))
+            elif why:
                 self.app.display_warning(f"multiworld is built without {library.library.name}: {why}")
             elif self._folder:
                 made[library.library.as_posix()] = target.read_bytes()

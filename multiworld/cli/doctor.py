@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from multiworld.cli.nccl_checks import Check, Verdict, judged, nccl_checks
 from multiworld.engine import library
-from multiworld.errors import BrokenWorldException
+from multiworld.errors import BackendUnavailable, BrokenWorldException
 from multiworld.liveness.pulse import native_loop
 from multiworld.version import VERSION
 from multiworld.worlds.multi_world import MultiWorld
@@ -107,11 +107,11 @@ def _heartbeat() -> Check:
 
 
 def _engine() -> Check:
-    if library.compiled() is not None:
-        return Check("engine", Verdict.OK, "compiled code moves the data of worlds on Gloo")
-    if library.choice() == "python":
-        return Check("engine", Verdict.OK, f"Python moves the data, as {library.CHOICE} says")
-    return Check("engine", Verdict.NOTE, "Python moves the data: small messages take about twice as long", _COMPILE)
+    try:
+        library.module()
+    except BackendUnavailable as error:
+        return Check("engine", Verdict.FAIL, error.what, error.remedy)
+    return Check("engine", Verdict.OK, "compiled code moves the data")
 
 
 def _trial() -> Check:
