@@ -62,6 +62,15 @@ def compile_into(root: Path, target: Path) -> str:
     return ""
 
 
+def no_engine(why: str) -> str:
+    """The error of an installation whose engine cannot be compiled."""
+    return (
+        f"multiworld's engine, which moves the data of all worlds, could not be compiled: {why}\n"
+        "likely cause: there is no C++20 compiler here, or $CXX names another one\n"
+        "what to do: install a compiler (Debian and Ubuntu: apt-get install g++), or install the wheel of multiworld"
+    )
+
+
 def platform_tag(data: bytes) -> str:
     """The platform on which a library runs, by the symbols that it uses; at least that of torch's own wheels."""
     if b"libc.so.6" not in data:  # another libc: it runs where it was built

@@ -12,18 +12,19 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast
 
-# Not when they are needed: an import in the middle of a collective fails where no file descriptor is free.
 from multiworld.backends.choice import make_driver
 from multiworld.backends.setup_store import SetupStore
 from multiworld.config import WorldConfig
+
+# Not when they are needed: an import in the middle of a collective fails where no file descriptor is free.
+from multiworld.engine.engine import Engine
 from multiworld.errors import BrokenWorldException, InvalidArgument, LossReason, PeerLost
 from multiworld.matching.driver import Driver, DriverRefused
-from multiworld.matching.interface import Matching
 from multiworld.matching.membership import Membership
 from multiworld.matching.operation import Launch, Operation
 from multiworld.process.thread_parking import immortal
 from multiworld.process.threads import start_or_run
-from multiworld.transport.poller import woken_after
+from multiworld.process.wake_ups import woken_after
 from multiworld.transport.reactor import Reactor
 
 logger = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ class SlotOwner(Protocol):
     @property
     def failure(self) -> BrokenWorldException | None: ...
     @property
-    def engine(self) -> Matching: ...
+    def engine(self) -> Engine: ...
     def break_(self, error: BrokenWorldException) -> None: ...
 
 
@@ -100,10 +101,10 @@ class DriverSlot:
             self._opener = threading.Thread(target=self._open, args=(self._driver,), name=name, daemon=True)
             self._opener.start()
 
-    def expects(self, split: int, nbytes: int) -> bool:
-        """Tell whether a member's value for the set-up, which is of ``split`` and more bytes, can be right."""
+    def expects(self, nbytes: int) -> bool:
+        """Tell whether a member's value for the set-up, of that many bytes, can be right."""
         self._set_up_bytes += nbytes
-        return split <= nbytes and self._set_up_bytes <= MAX_SET_UP_BYTES
+        return self._set_up_bytes <= MAX_SET_UP_BYTES
 
     def receive(self, name: bytes, value: bytes) -> None:
         """A member's value for the set-up has come."""

@@ -97,24 +97,21 @@ def _own_sockets() -> Check:
 
 def _engine() -> Check:
     try:
-        compiled = library.compiled() is not None
+        library.module()
     except BackendUnavailable as missing:
         return Check("engine", Verdict.FAIL, missing.what, missing.remedy)
-    heartbeats = "compiled code answers heartbeats, even while a thread holds the GIL"
-    mover = "and moves the data of worlds on Gloo" if compiled else f"Python moves the data, as {library.CHOICE} says"
-    return Check("engine", Verdict.OK, f"{heartbeats}, {mover}")
+    found = "compiled code moves the data, and answers heartbeats even while a thread holds the GIL"
+    return Check("engine", Verdict.OK, found)
 
 
 def _same_host() -> Check:
     """How data goes to a member on this host."""
-    module = library.compiled()
-    if module is None or not network_settings().same_host:
-        why = f"{SAME_HOST} says so" if module is not None else "Python moves the data"
-        return Check("same host", Verdict.OK, f"TCP between members on one host: {why}")
+    if not network_settings().same_host:
+        return Check("same host", Verdict.OK, f"TCP between members on one host: {SAME_HOST} says so")
     way = asyncio.run(asyncio.wait_for(_way(), _TRIAL_SECONDS))
     if way == "ring":
         return Check("same host", Verdict.OK, "sockets without TCP, and shared memory for what is large")
-    refused = module.shared_memory_error()
+    refused = library.module().shared_memory_error()
     why = f": {os.strerror(refused)}" if refused else ""
     if way == "unix":
         found, remedy = f"sockets without TCP, and no shared memory{why}", "allow memfd_create(2), or raise the limits"

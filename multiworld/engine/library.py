@@ -3,54 +3,27 @@
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 
-from multiworld.errors import BackendUnavailable, InvalidArgument
+from multiworld.errors import BackendUnavailable
 from multiworld.matching.protocol import CODES
 
-#: names the engine of new worlds: ``python`` or ``compiled``; unset, it is the compiled one where there is one
-CHOICE: Final = "MULTIWORLD_ENGINE"
 
-
-def choice() -> str:
-    """Return what ``MULTIWORLD_ENGINE`` says; empty if it is not set.
+def module() -> Any:
+    """Return the compiled module.
 
     Raises:
-        InvalidArgument: it has a value that is no engine.
-    """
-    said = os.environ.get(CHOICE, "")
-    if said not in ("", "python", "compiled"):
-        remedy = "unset it, or set it to 'python' or 'compiled'"
-        raise InvalidArgument(what=f"{CHOICE} is {said!r}", cause="there is no such engine", remedy=remedy)
-    return said
-
-
-def compiled() -> Any:
-    """Return the compiled module, which moves the data of new worlds; None if ``MULTIWORLD_ENGINE=python`` is set.
-
-    Raises:
-        InvalidArgument: the variable names no engine.
-        BackendUnavailable: see ``native``.
-    """
-    module = native()
-    return None if choice() == "python" else module
-
-
-def native() -> Any:
-    """Return the compiled module; whatever moves the data, heartbeats need it.
-
-    Raises:
-        BackendUnavailable: it was not compiled, or cannot be loaded here.
+        BackendUnavailable: there is none.
     """
     if _module is None:
         raise BackendUnavailable(
-            what="multiworld has no compiled part here",
-            cause="its source tree was not built, or it was built for another platform",
-            remedy="install a C++ compiler, then multiworld again; in a source tree, run `python hatch_build.py`",
+            what=f"the compiled engine, which moves the data of all worlds, cannot be loaded: {_why}",
+            cause="this is a source tree whose engine was not compiled, or an installation that is not complete",
+            remedy="install multiworld again, where there is no wheel with a C++20 compiler; in a source tree run "
+            "`python hatch_build.py`",
         )
     return _module
 
@@ -79,11 +52,11 @@ def know_plain_tensors(
         _module.setup(dict.fromkeys(types, True), kind_of, kinds, CODES)
 
 
-def _load() -> Any:
+def _load() -> tuple[Any, str]:
     try:
-        return importlib.import_module("multiworld._engine")
-    except ImportError:
-        return None
+        return importlib.import_module("multiworld._engine"), ""
+    except ImportError as error:
+        return None, str(error)
 
 
-_module: Final = _load()
+_module, _why = _load()

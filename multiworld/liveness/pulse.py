@@ -18,7 +18,7 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from multiworld.engine.library import native
+from multiworld.engine.library import module
 from multiworld.transport.reactor import Reactor
 
 PING: Final = b"p"
@@ -93,7 +93,7 @@ class Responder:
         # Python names threads for the kernel from 3.14 on.
         with contextlib.suppress(OSError):
             Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(THREAD_NAME)
-        native().answer_heartbeats(self._epoll.fileno(), self._stop, self._report)
+        module().answer_heartbeats(self._epoll.fileno(), self._stop, self._report)
 
     def _forget_ended(self, _: int) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -127,12 +127,6 @@ class Plan:
     streamed: bool = False
 
 
-def may_be_fingerprint(nbytes: int) -> bool:
-    """Return whether a fingerprint can have that length: the head, and two numbers for each member if there are
-    splits."""
-    return _HEAD.size <= nbytes <= _HEAD.size + 16 * MAX_MEMBERS and (nbytes - _HEAD.size) % 16 == 0
-
-
 def same_group(packed: Sequence[bytes]) -> bool:
     """Return whether the members mean the same group; groups of different ranks may have the same number by chance."""
     return len({part[:8] for part in packed}) == 1
@@ -152,16 +146,3 @@ def describe(packed: bytes) -> str:
         numbers = struct.unpack_from(f"<{2 * count}Q", packed, _HEAD.size)
         words.append(f"sending {list(numbers[:count])} and expecting {list(numbers[count:])} bytes by rank")
     return " ".join(words)
-
-
-def disagreement(packed: Sequence[bytes]) -> bool:
-    """Return whether the members' fingerprints do not fit together; every member comes to the same verdict."""
-    heads = {part[: _HEAD.size] for part in packed}
-    lengths = {len(part) for part in packed}
-    if len(heads) > 1 or len(lengths) > 1:
-        return True
-    size = len(packed)
-    if len(packed[0]) == _HEAD.size:
-        return False
-    tables = [struct.unpack_from(f"<{2 * size}Q", part, _HEAD.size) for part in packed]
-    return any(tables[a][b] != tables[b][size + a] for a in range(size) for b in range(size))

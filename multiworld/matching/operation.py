@@ -16,52 +16,12 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from multiworld.errors import BrokenWorldException, LossReason, MultiWorldError
+from multiworld.matching.device import Device
 from multiworld.matching.driver import Driver
 from multiworld.matching.histogram import operation_histograms
 from multiworld.matching.membership import Membership
-from multiworld.matching.protocol import Sent
 
 logger = logging.getLogger(__name__)
-
-
-class Sink(Protocol):
-    """Takes the frames for one peer, and fills the memory that frames of that peer were given."""
-
-    @property
-    def peer(self) -> int: ...
-    @property
-    def receiving(self) -> bool: ...
-    def put(
-        self,
-        kind: int,
-        dtype: int = 0,
-        flags: int = 0,
-        seq: int = 0,
-        key: int = 0,
-        payload: tuple[Any, ...] = (),
-        nbytes: int = 0,
-        operation: Sent | None = None,
-    ) -> None:
-        """Send a frame; ``operation`` is told when all of it is written."""
-
-    def hold(self) -> None:
-        """Let frames without a payload go out together, from now until ``release``."""
-
-    def release(self) -> None:
-        """Write what is held."""
-
-    def disown(self, operation: Sent) -> None:
-        """Copy what is not written yet of ``operation``: its memory is the caller's again."""
-
-    def redirect(self, whole: memoryview, own: memoryview) -> None:
-        """Let the payload under way go to ``own`` instead of ``whole``, what has come of it included."""
-
-
-class SetUp(Protocol):
-    """A backend that is being set up."""
-
-    def receive(self, name: bytes, value: bytes) -> None:
-        """A member's value has come."""
 
 
 class Host(Protocol):
@@ -82,15 +42,12 @@ class Host(Protocol):
     def interrupted(self, what: str) -> None:
         """End the generation: a signal handler raised where nothing can be resumed."""
 
-    def value_slot(self, peer: int, gid: int, split: int, nbytes: int) -> SetUp | None:
-        """The backend that a value of ``peer`` is for; None, and the generation ends, if it can be for none."""
-
-    def on_bye(self, peer: int, *, gives_up: bool) -> None:
-        """``peer`` has said that it leaves, and nothing follows."""
-
 
 class Registry:
     """The operations of one generation.
+
+    Args:
+        device: where the backend takes tensors; None if it takes them on the CPU only.
 
     Attributes:
         membership: for errors and limits.
@@ -103,12 +60,19 @@ class Registry:
         gave_up: those of them that gave their collectives up.
         failure: the first cause, once the generation is broken or closed; nothing begins after it.
         next_look: when the deadlines are looked at next; infinite if they need not be.
+        under_way: what is matched or agreed, and not over on the backend yet.
     """
 
     def __init__(
-        self, membership: Membership, host: Host, lock: AbstractContextManager[Any], clock: Callable[[], float]
+        self,
+        membership: Membership,
+        host: Host,
+        lock: AbstractContextManager[Any],
+        clock: Callable[[], float],
+        device: Device | None = None,
     ) -> None:
-        self.membership, self.lock, self.clock = membership, lock, clock
+        self.membership, self.lock, self.clock, self.device = membership, lock, clock, device
+        self.under_way: set[Launch] = set()
         self.op_timeout = membership.limits.op_timeout
         self.operations: set[Operation] = set()
         self.counts: Counter[str] = Counter()
@@ -179,9 +143,38 @@ class Registry:
         pending = tuple(self.operations)
         return {peer for op in pending if not op.withdrawn and op.waited_since() <= before for peer in op.awaits()}
 
-    def needed(self, peer: int) -> bool:
-        """Return whether an operation cannot be done without ``peer``. Without the lock."""
-        return any(operation.needs(peer) for operation in tuple(self.operations))
+    # the backend's work
+
+    def synchronize(self) -> Operation:
+        """Start to wait for the end of all that the backend does for us now. Without the lock."""
+        operation = Synchronization(self)
+        with self.lock:
+            if self.register(operation, ()):
+                operation.follow(self.under_way)
+        return operation
+
+    def is_over(self, launch: Launch) -> None:
+        """The backend is done with it, and what was to be done then is done."""
+        self.under_way.discard(launch)
+        launch.end()
+
+    def awaited_work(self) -> bool:
+        """Return whether a caller waits for what the backend does now."""
+        return any(launch.operation is not None and not launch.operation.done for launch in self.under_way)
+
+    def finishing(self) -> bool:
+        """Return whether a caller waits for what the backend does now, and all who take part in it see it through."""
+        awaited = (launch for launch in self.under_way if launch.operation is not None and not launch.operation.done)
+        return any(self.gave_up.isdisjoint(launch.ranks) for launch in awaited)
+
+    def goes_on_without(self, peer: int, *, gives_up: bool) -> bool:
+        """Note that ``peer`` left in good order; whether what the backend does can still end.
+
+        A collective in which it took part can, unless it ``gives_up`` its own: the backend may never say so.
+        """
+        self.departed |= {peer}
+        self.gave_up |= {peer} if gives_up else set()
+        return not (gives_up and any(peer in launch.ranks for launch in self.under_way))
 
 
 class Operation:

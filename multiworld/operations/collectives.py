@@ -22,8 +22,8 @@ from multiworld.tensors.staging import readable
 from multiworld.tensors.staging_buffers import StagingBuffers
 
 if TYPE_CHECKING:
+    from multiworld.engine.engine import Engine
     from multiworld.matching.driver import Driver
-    from multiworld.matching.interface import Matching
     from multiworld.matching.membership import GroupMembers
     from multiworld.matching.operation import Operation
 
@@ -33,7 +33,7 @@ Check = Callable[["GroupMembers", str, torch.Tensor], int]
 
 
 def begin(
-    engine: Matching,
+    engine: Engine,
     group: GroupMembers,
     plan: Plan,
     buffers: StagingBuffers,
@@ -77,7 +77,7 @@ def nothing(_: Any) -> None:
     return None
 
 
-def buffers_for(engine: Matching, group: GroupMembers, operation: str, *tensors: torch.Tensor) -> StagingBuffers:
+def buffers_for(engine: Engine, group: GroupMembers, operation: str, *tensors: torch.Tensor) -> StagingBuffers:
     """Make the place for the checked tensors of a collective: all on the device, or all on the CPU.
 
     Raises:
@@ -94,7 +94,7 @@ def buffers_for(engine: Matching, group: GroupMembers, operation: str, *tensors:
     return StagingBuffers(device)
 
 
-def small(engine: Matching, group: GroupMembers, nbytes: int, buffers: StagingBuffers) -> bool:
+def small(engine: Engine, group: GroupMembers, nbytes: int, buffers: StagingBuffers) -> bool:
     """Tell whether pieces of that length, one to each other member, travel with the fingerprints."""
     if engine.device is not None:  # the backend takes nothing that is on the CPU
         return buffers.device is None
@@ -127,12 +127,12 @@ def _only_at(group: GroupMembers, operation: str, what: str, root: int, tensors:
         raise invalid(group, operation, f"{what} given at rank {group.rank}", f"pass it at rank {root} only")
 
 
-def barrier(engine: Matching, group: GroupMembers, name: str = "barrier") -> Operation:
+def barrier(engine: Engine, group: GroupMembers, name: str = "barrier") -> Operation:
     """Start ``Group.barrier``: the fingerprints are all there is to it."""
     return engine.collective(group, Plan(name, Fingerprint(Collective.BARRIER), nothing, nothing))
 
 
-def broadcast(engine: Matching, group: GroupMembers, tensor: torch.Tensor, src: int, stream: bool = False) -> Operation:
+def broadcast(engine: Engine, group: GroupMembers, tensor: torch.Tensor, src: int, stream: bool = False) -> Operation:
     src = check_rank(group, "broadcast", "src", src)
     ours = group.rank == src
     code = (check_source if ours else check_tensor)(group, "broadcast", tensor)
@@ -153,13 +153,13 @@ def broadcast(engine: Matching, group: GroupMembers, tensor: torch.Tensor, src: 
 
 
 def reduce(
-    engine: Matching, group: GroupMembers, tensor: torch.Tensor, dst: int, op: Any, stream: bool = False
+    engine: Engine, group: GroupMembers, tensor: torch.Tensor, dst: int, op: Any, stream: bool = False
 ) -> Operation:
     return all_reduce(engine, group, tensor, op, stream, check_rank(group, "reduce", "dst", dst))
 
 
 def all_reduce(
-    engine: Matching, group: GroupMembers, tensor: torch.Tensor, op: Any, stream: bool = False, dst: int | None = None
+    engine: Engine, group: GroupMembers, tensor: torch.Tensor, op: Any, stream: bool = False, dst: int | None = None
 ) -> Operation:
     """Start ``Group.all_reduce``; with ``dst``, ``Group.reduce``."""
     name, kind = ("all_reduce", Collective.ALL_REDUCE) if dst is None else ("reduce", Collective.REDUCE)
@@ -191,7 +191,7 @@ def all_reduce(
 
 
 def all_gather(
-    engine: Matching, group: GroupMembers, tensors: Tensors, tensor: torch.Tensor, stream: bool = False
+    engine: Engine, group: GroupMembers, tensors: Tensors, tensor: torch.Tensor, stream: bool = False
 ) -> Operation:
     code = check_source(group, "all_gather", tensor)
     outputs = as_list(group, "all_gather", "tensors", tensors, tensor, check_tensor)
@@ -199,7 +199,7 @@ def all_gather(
 
 
 def all_gather_into_tensor(
-    engine: Matching, group: GroupMembers, output: torch.Tensor, tensor: torch.Tensor, stream: bool = False
+    engine: Engine, group: GroupMembers, output: torch.Tensor, tensor: torch.Tensor, stream: bool = False
 ) -> Operation:
     name = "all_gather_into_tensor"
     code = check_source(group, name, tensor)
@@ -208,7 +208,7 @@ def all_gather_into_tensor(
 
 
 def gather(
-    engine: Matching,
+    engine: Engine,
     group: GroupMembers,
     tensor: torch.Tensor,
     gather_list: Tensors | None,
@@ -224,7 +224,7 @@ def gather(
 
 
 def _gathered(
-    engine: Matching,
+    engine: Engine,
     group: GroupMembers,
     name: str,
     outputs: Tensors,
@@ -258,7 +258,7 @@ def _gathered(
 
 
 def scatter(
-    engine: Matching,
+    engine: Engine,
     group: GroupMembers,
     tensor: torch.Tensor,
     scatter_list: Tensors | None,

@@ -26,15 +26,15 @@ from multiworld.operations.reduction import Reduction
 from multiworld.tensors.checks import check_list, check_number, check_source, check_tensor, invalid
 
 if TYPE_CHECKING:
+    from multiworld.engine.engine import Engine
     from multiworld.matching.driver import Driver
-    from multiworld.matching.interface import Matching
     from multiworld.matching.membership import GroupMembers
     from multiworld.matching.operation import Operation
     from multiworld.tensors.staging_buffers import StagingBuffers
 
 
 def reduce_scatter(
-    engine: Matching, group: GroupMembers, output: torch.Tensor, input_list: Tensors, op: Any, stream: bool = False
+    engine: Engine, group: GroupMembers, output: torch.Tensor, input_list: Tensors, op: Any, stream: bool = False
 ) -> Operation:
     check_tensor(group, "reduce_scatter", output)
     inputs = as_list(group, "reduce_scatter", "input_list", input_list, output, check_source)
@@ -42,7 +42,7 @@ def reduce_scatter(
 
 
 def reduce_scatter_tensor(
-    engine: Matching, group: GroupMembers, output: torch.Tensor, tensor: torch.Tensor, op: Any, stream: bool = False
+    engine: Engine, group: GroupMembers, output: torch.Tensor, tensor: torch.Tensor, op: Any, stream: bool = False
 ) -> Operation:
     name = "reduce_scatter_tensor"
     check_tensor(group, name, output)
@@ -51,7 +51,7 @@ def reduce_scatter_tensor(
 
 
 def _reduce_scatter(
-    engine: Matching,
+    engine: Engine,
     group: GroupMembers,
     name: str,
     output: torch.Tensor,
@@ -98,7 +98,7 @@ def _reduce_scatter(
 
 
 def all_to_all(
-    engine: Matching, group: GroupMembers, output_list: Tensors, input_list: Tensors, stream: bool = False
+    engine: Engine, group: GroupMembers, output_list: Tensors, input_list: Tensors, stream: bool = False
 ) -> Operation:
     """Start ``Group.all_to_all``; lengths may differ by pair, and both sides of a pair are compared."""
     name = "all_to_all"
@@ -118,7 +118,7 @@ def all_to_all(
 
 
 def all_to_all_single(
-    engine: Matching,
+    engine: Engine,
     group: GroupMembers,
     output: torch.Tensor,
     tensor: torch.Tensor,
@@ -170,7 +170,7 @@ def _by_lanes(
 
 
 def _uneven(
-    engine: Matching,
+    engine: Engine,
     group: GroupMembers,
     name: str,
     buffers: StagingBuffers,

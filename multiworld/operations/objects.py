@@ -11,7 +11,7 @@ from multiworld.serialization.pickling import allowed, dumps, loads
 from multiworld.tensors.checks import check_list, check_rank
 
 if TYPE_CHECKING:
-    from multiworld.matching.interface import Matching
+    from multiworld.engine.engine import Engine
     from multiworld.matching.membership import GroupMembers
     from multiworld.matching.operation import Operation
 
@@ -19,7 +19,7 @@ Allow = Sequence[type | str]
 
 
 def _start(
-    engine: Matching,
+    engine: Engine,
     group: GroupMembers,
     kind: Collective,
     root: int,
@@ -30,7 +30,7 @@ def _start(
     return engine.collective(group, plan)
 
 
-def broadcast_object(engine: Matching, group: GroupMembers, obj: Any, src: int, allow: Allow) -> Operation:
+def broadcast_object(engine: Engine, group: GroupMembers, obj: Any, src: int, allow: Allow) -> Operation:
     src = check_rank(group, "broadcast_object", "src", src)
     names = allowed(allow, engine.membership, "broadcast_object")
     ours = group.rank == src
@@ -42,17 +42,17 @@ def broadcast_object(engine: Matching, group: GroupMembers, obj: Any, src: int, 
     return _start(engine, group, Collective.BROADCAST_OBJECT, src, lambda _: data, result)
 
 
-def all_gather_object(engine: Matching, group: GroupMembers, obj: Any, allow: Allow) -> Operation:
+def all_gather_object(engine: Engine, group: GroupMembers, obj: Any, allow: Allow) -> Operation:
     return _gathered(engine, group, Collective.ALL_GATHER_OBJECT, obj, None, allow)
 
 
-def gather_object(engine: Matching, group: GroupMembers, obj: Any, dst: int, allow: Allow) -> Operation:
+def gather_object(engine: Engine, group: GroupMembers, obj: Any, dst: int, allow: Allow) -> Operation:
     dst = check_rank(group, "gather_object", "dst", dst)
     return _gathered(engine, group, Collective.GATHER_OBJECT, obj, dst, allow)
 
 
 def _gathered(
-    engine: Matching, group: GroupMembers, kind: Collective, obj: Any, dst: int | None, allow: Allow
+    engine: Engine, group: GroupMembers, kind: Collective, obj: Any, dst: int | None, allow: Allow
 ) -> Operation:
     """Start a gather of objects to ``dst``; to every rank if None."""
     names = allowed(allow, engine.membership, kind.name.lower())
@@ -68,7 +68,7 @@ def _gathered(
 
 
 def scatter_object(
-    engine: Matching, group: GroupMembers, objs: Sequence[Any] | None, src: int, allow: Allow
+    engine: Engine, group: GroupMembers, objs: Sequence[Any] | None, src: int, allow: Allow
 ) -> Operation:
     src = check_rank(group, "scatter_object", "src", src)
     names = allowed(allow, engine.membership, "scatter_object")

@@ -30,7 +30,7 @@ from multiworld.tensors.shapes import shape_bytes, with_shape
 from multiworld.tensors.staging import copy_to, on_cpu, receive_buffer, writable
 
 if TYPE_CHECKING:
-    from multiworld.matching.interface import Matching
+    from multiworld.engine.engine import Engine
     from multiworld.matching.membership import GroupMembers
 
 MAX_TAG = 2**31 - 1
@@ -74,7 +74,7 @@ def _key(group: GroupMembers, operation: str, tag: int) -> int:
 
 
 def send(
-    engine: Matching, group: GroupMembers, tensor: torch.Tensor, dst: int, tag: int, stream: bool = False
+    engine: Engine, group: GroupMembers, tensor: torch.Tensor, dst: int, tag: int, stream: bool = False
 ) -> Operation:
     peer, key = _peer_and_key(group, "send", "dst", dst, tag)
     if not memory_check.ACTIVE and (started := engine.send_plain("send", peer, key, tensor)) is not None:
@@ -83,7 +83,7 @@ def send(
     return engine.send("send", peer, key, *_source_of(engine, group, tensor, code, stream))
 
 
-def _source_of(engine: Matching, group: GroupMembers, tensor: torch.Tensor, code: int, stream: bool) -> _Source:
+def _source_of(engine: Engine, group: GroupMembers, tensor: torch.Tensor, code: int, stream: bool) -> _Source:
     """Prepare the send of a checked tensor; all that is copied or asked of the device is done here."""
     device = None if engine.device is None else device_for(engine, group, "send", tensor)
     if device is not None:
@@ -95,7 +95,7 @@ def _source_of(engine: Matching, group: GroupMembers, tensor: torch.Tensor, code
 
 
 def recv(
-    engine: Matching, group: GroupMembers, tensor: torch.Tensor, src: int | None, tag: int, stream: bool = False
+    engine: Engine, group: GroupMembers, tensor: torch.Tensor, src: int | None, tag: int, stream: bool = False
 ) -> Operation:
     if src is not None:
         peer, key = _peer_and_key(group, "recv", "src", src, tag)
@@ -112,7 +112,7 @@ def recv(
     return _finished(engine, group, tensor, engine.receive_any(peers, key, *place), place)
 
 
-def _place_of(engine: Matching, group: GroupMembers, tensor: torch.Tensor, code: int, stream: bool) -> _Place:
+def _place_of(engine: Engine, group: GroupMembers, tensor: torch.Tensor, code: int, stream: bool) -> _Place:
     """Find what is posted for a checked tensor, and the memory that the payload goes to."""
     device = None if engine.device is None else device_for(engine, group, "recv", tensor)
     if device is not None:
@@ -123,7 +123,7 @@ def _place_of(engine: Matching, group: GroupMembers, tensor: torch.Tensor, code:
 
 
 def _finished(
-    engine: Matching, group: GroupMembers, tensor: torch.Tensor, operation: Received, place: _Place
+    engine: Engine, group: GroupMembers, tensor: torch.Tensor, operation: Received, place: _Place
 ) -> Received:
     """Say what ends a receive in its caller's thread; nothing where the payload and its rank need nothing more."""
     _, _, memory, end = place
@@ -134,7 +134,7 @@ def _finished(
     return operation
 
 
-def _others(engine: Matching, group: GroupMembers) -> tuple[int, ...]:
+def _others(engine: Engine, group: GroupMembers) -> tuple[int, ...]:
     """World ranks of the other members."""
     peers = tuple(rank for rank in group.ranks if rank != engine.membership.rank)
     if not peers:
@@ -149,7 +149,7 @@ def _received(group: GroupMembers, tensor: torch.Tensor, host: torch.Tensor, pee
 
 
 def send_tensor(
-    engine: Matching, group: GroupMembers, tensor: torch.Tensor, dst: int, tag: int, stream: bool = False
+    engine: Engine, group: GroupMembers, tensor: torch.Tensor, dst: int, tag: int, stream: bool = False
 ) -> Operation:
     """Start ``Group.send_tensor``: the payload, then the shape, so that the payload lies aligned on the other side."""
     code = check_source(group, "send_tensor", tensor)
@@ -166,7 +166,7 @@ def send_tensor(
 
 
 def recv_tensor(
-    engine: Matching,
+    engine: Engine,
     group: GroupMembers,
     src: int,
     tag: int,
@@ -190,14 +190,14 @@ def recv_tensor(
     return operation
 
 
-def send_object(engine: Matching, group: GroupMembers, obj: Any, dst: int, tag: int) -> Operation:
+def send_object(engine: Engine, group: GroupMembers, obj: Any, dst: int, tag: int) -> Operation:
     peer, key = _peer_and_key(group, "send_object", "dst", dst, tag)
     payload = dumps(obj, engine.membership)
     signature = (Mode.OBJECT, 0, len(payload))
     return engine.send("send_object", peer, key, signature, (payload,), None)
 
 
-def recv_object(engine: Matching, group: GroupMembers, src: int, tag: int, allow: Sequence[type | str]) -> Operation:
+def recv_object(engine: Engine, group: GroupMembers, src: int, tag: int, allow: Sequence[type | str]) -> Operation:
     peer, key = _peer_and_key(group, "recv_object", "src", src, tag)
     names = allowed(allow, engine.membership, "recv_object")
     signature = (Mode.OBJECT, 0, engine.membership.limits.max_message_bytes)
@@ -206,7 +206,7 @@ def recv_object(engine: Matching, group: GroupMembers, src: int, tag: int, allow
     return operation
 
 
-def batch_p2p(engine: Matching, group: GroupMembers, operations: Sequence[P2P], stream: bool = False) -> Operation:
+def batch_p2p(engine: Engine, group: GroupMembers, operations: Sequence[P2P], stream: bool = False) -> Operation:
     """Start ``Group.batch_p2p``: all arguments are checked before any is started, so either all are started or none."""
     check_list(group, "batch_p2p", "operations", operations)
     starts = [_prepared(engine, group, entry, stream) for entry in operations]
@@ -219,7 +219,7 @@ def batch_p2p(engine: Matching, group: GroupMembers, operations: Sequence[P2P], 
     return whole
 
 
-def _prepared(engine: Matching, group: GroupMembers, entry: Any, stream: bool) -> Callable[[], Operation]:
+def _prepared(engine: Engine, group: GroupMembers, entry: Any, stream: bool) -> Callable[[], Operation]:
     """Check one entry; what starts it."""
     if not isinstance(entry, P2P) or entry.kind not in _CHECKS:
         what = f"{type(entry).__name__} given where P2P('send' | 'recv', ...) is expected"

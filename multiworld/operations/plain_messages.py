@@ -22,7 +22,7 @@ from multiworld.process.torch_modes import torch_modes_active, transform
 from multiworld.tensors import memory_check
 
 if TYPE_CHECKING:
-    from multiworld.engine.compiled_engine import CompiledEngine
+    from multiworld.engine.engine import Engine
 
 #: what has not ended after this many seconds becomes an operation with a deadline, which others can see
 PATIENCE: Final = 0.05
@@ -38,8 +38,8 @@ def exchange(group: GroupBase, name: str, tensor: torch.Tensor, rank: Any, tag: 
         MultiWorldError: as ``Group.send`` and ``Group.recv``.
     """
     member = group.member
-    engine: Any = member.session.engine
-    native = getattr(engine, "native", None)
+    engine = member.session.engine
+    native = engine.native
     peer = _plain_peer(group, rank, tag, engine.op_timeout if timeout is None else timeout)
     if native is None or peer is None or _observed():
         return False
@@ -82,7 +82,7 @@ def _observed() -> bool:
 def _finish(
     group: GroupBase,
     name: str,
-    engine: CompiledEngine,
+    engine: Engine,
     number: list[int],
     peer: int,
     tensor: torch.Tensor,

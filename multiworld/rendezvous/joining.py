@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from multiworld.config import NetworkSettings, WorldConfig, printed
-from multiworld.engine import library
 from multiworld.errors import InvalidArgument, MultiWorldError, RendezvousError, StaleGeneration
 from multiworld.liveness.neighbour import this_process
 from multiworld.process.join_threads import CROWD_SECONDS, JoinJob, Pause, Steps
@@ -111,7 +110,7 @@ class Rendezvous:
         self._after = after
         self._resize = resize
         self._cancelled = cancelled
-        self._near = config.network.same_host and library.compiled() is not None  # Python's engine knows TCP only
+        self._near = config.network.same_host
         self._started = since
         self._deadline = since + config.join_timeout
         self._source = source

@@ -24,7 +24,7 @@ from multiworld.backends.cuda import CudaDevice
 from multiworld.backends.slot import DriverSlot
 from multiworld.config import WorldConfig, WorldState
 from multiworld.engine import library
-from multiworld.engine.compiled_engine import CompiledEngine
+from multiworld.engine.engine import Engine
 from multiworld.errors import BrokenWorldException, DeviceFailed, LossReason, OpTimeout, PeerLost, WorldClosed
 from multiworld.events import (
     DeviceLost,
@@ -37,22 +37,17 @@ from multiworld.events import (
     WorldLeft,
 )
 from multiworld.liveness.monitor import PeerPlace
-from multiworld.matching.engine import Engine
-from multiworld.matching.interface import Matching
 from multiworld.matching.membership import Limits, Membership
 from multiworld.matching.operation import Launch, Operation
 from multiworld.matching.protocol import MAX_GROUPS, ranks_of_channel
 from multiworld.process.hooks import patience
 from multiworld.process.hub import Hub
 from multiworld.process.threads import start_or_run
-from multiworld.process.torch_modes import torch_modes_active, without_torch_modes
 from multiworld.rendezvous.wiring import HandshakeAcceptor, Wires
-from multiworld.session.compiled_bridge import CompiledBridge
+from multiworld.session.bridge import Bridge
 from multiworld.session.control import CANCELLED_CAUSE, Control
 from multiworld.session.counters import Counters
 from multiworld.transport.descriptors import reserve
-from multiworld.transport.lane import Lane
-from multiworld.transport.poller import LoopBridge
 
 logger = logging.getLogger(__name__)
 
@@ -101,9 +96,6 @@ class Session:
         self._ended: set[int] = set()  # members whose connections end in order, after all that they sent
         self.slots: dict[int, DriverSlot] = {}
         device = CudaDevice(torch.device(config.device)) if self.membership.on_device else None
-        self.lanes: dict[int, Lane] = {}
-        self.engine: Matching
-        self.bridge: LoopBridge | CompiledBridge
         self._connect(wires.lanes, device)
         self.acceptor = acceptor
         self.freed = threading.Event()
@@ -116,27 +108,18 @@ class Session:
             if self.freed.is_set():
                 self._forget_device()
         # Last: a peer may have broken the world already, and that is handled in the hub's thread.
-        if isinstance(self.bridge, CompiledBridge):
-            self.bridge.start()
+        self.bridge.start()
         self.control.start()
 
     def _connect(self, socks: Mapping[int, socket.socket], device: CudaDevice | None) -> None:
         """Hand the data connections to the engine of this world."""
-        module = library.compiled()
-        if module is None:
-            bridge = LoopBridge(self)
-            self.lanes.update({peer: Lane(sock, peer, bridge) for peer, sock in socks.items()})
-            engine = Engine(self.membership, self, self.lanes, self.lock, time.monotonic, device)
-            bridge.on_frame = engine.on_frame
-            self.engine, self.bridge = engine, bridge
-            return
         us = self.membership
         lanes = {peer: sock.fileno() for peer, sock in socks.items()}
-        native = reserve.make(module.Engine, us.rank, lanes, us.limits.max_message_bytes)
+        native = reserve.make(library.module().Engine, us.rank, lanes, us.limits.max_message_bytes)
         for sock in socks.values():
             sock.detach()  # the engine's from here on
-        compiled = CompiledEngine(us, self, self.lock, time.monotonic, native, device)
-        self.engine, self.bridge = compiled, CompiledBridge(self, compiled)
+        self.engine = Engine(us, self, self.lock, time.monotonic, native, device)
+        self.bridge = Bridge(self, self.engine)
 
     @property
     def failure(self) -> BrokenWorldException | None:
@@ -167,21 +150,15 @@ class Session:
         """Run ``function`` soon in a thread of its own."""
         start_or_run(f"mw-aside-{self.name}", function)
 
-    def value_slot(self, peer: int, gid: int, split: int, nbytes: int) -> DriverSlot | None:
-        """The backend that a value of ``peer`` is for; None, and the world breaks, if it can be for none."""
-        ends = ranks_of_channel(gid)
+    def on_value(self, peer: int, gid: int, name: bytes, value: bytes) -> None:
+        """A value for the set-up of a backend has come; the world breaks if it can be for none."""
+        ends, nbytes = ranks_of_channel(gid), len(name) + len(value)
         known = gid in self.slots or len(self.slots) < MAX_GROUPS
         known = known and (ends is None or set(ends) == {peer, self.membership.rank})
-        if known and self.slot(gid).expects(split, nbytes):
-            return self.slot(gid)
-        self.engine.protocol_error(peer, f"a value of {nbytes} bytes for the set-up of group {gid}")
-        return None
-
-    def on_value(self, peer: int, gid: int, name: bytes, value: bytes) -> None:
-        """A value for the set-up of a backend has come."""
-        slot = self.value_slot(peer, gid, len(name), len(name) + len(value))
-        if slot is not None:
-            slot.receive(name, value)
+        if known and self.slot(gid).expects(nbytes):
+            self.slot(gid).receive(name, value)
+        else:
+            self.engine.protocol_error(peer, f"a value of {nbytes} bytes for the set-up of group {gid}")
 
     # deadlines
 
@@ -207,17 +184,6 @@ class Session:
         self.break_(OpTimeout(self.name, what, timeout=operation.timeout, **where))
 
     # lanes
-
-    def pump(self, lane: Lane) -> None:
-        """Read and handle what came on ``lane``; an error in that ends this world, so that no wait goes on."""
-        try:
-            if torch_modes_active():  # the caller's modes, or those of another coroutine of this loop
-                with without_torch_modes():
-                    lane.pump()
-            else:
-                lane.pump()
-        except Exception as error:  # noqa: BLE001 - the world's end tells it
-            self.engine.mishandled(lane.peer, error)
 
     def on_bye(self, peer: int, *, gives_up: bool) -> None:
         """``peer`` left in good order: what needs it fails, the rest goes on. See ``Engine.depart``."""
@@ -436,8 +402,8 @@ class Session:
         return Counters(Counter(self.engine.counts), sent, received, self.engine.latencies)
 
     def ways(self) -> dict[int, str]:
-        """How large payloads go to each peer, see ``CompiledBridge.ways``."""
-        return self.bridge.ways() if isinstance(self.bridge, CompiledBridge) else dict.fromkeys(self.lanes, "tcp")
+        """How large payloads go to each peer, see ``Bridge.ways``."""
+        return self.bridge.ways()
 
     def publish(self, event: Event) -> None:
         """Hand an event to those who listen; in the hub's thread, never in the caller's."""

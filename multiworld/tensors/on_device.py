@@ -6,17 +6,16 @@ from collections.abc import Callable
 
 import torch
 
+from multiworld.engine.engine import Engine
 from multiworld.matching.device import Device, DeviceEnd
-from multiworld.matching.interface import Matching
 from multiworld.matching.membership import GroupMembers
-from multiworld.matching.peer_messages import LENGTH
-from multiworld.matching.send_receive import Received
+from multiworld.matching.send_receive import LENGTH, Received
 from multiworld.tensors.checks import invalid
 from multiworld.tensors.shapes import described, shape_bytes
 from multiworld.tensors.staging import readable, writable
 
 
-def device_for(engine: Matching, group: GroupMembers, operation: str, tensor: torch.Tensor) -> Device | None:
+def device_for(engine: Engine, group: GroupMembers, operation: str, tensor: torch.Tensor) -> Device | None:
     """The device, if ``tensor``, which was checked, stays there; None if it travels through the CPU.
 
     Raises:
@@ -70,7 +69,7 @@ def received(group: GroupMembers, tensor: torch.Tensor, receive: Received) -> Ca
     return finish
 
 
-def received_tensor(engine: Matching, peer: int, receive: Received) -> torch.Tensor:
+def received_tensor(engine: Engine, peer: int, receive: Received) -> torch.Tensor:
     """The tensor that ``recv_tensor`` got on the device, for the calling thread's current stream."""
     end, shape = receive.end, receive.shape
     if end is None or shape is None:

@@ -121,6 +121,7 @@ class MultiWorld:
 
     Raises:
         InvalidArgument: a value that cannot be right, or no interface fits.
+        BackendUnavailable: this installation has no compiled engine.
         DescriptorsExhausted: no file descriptors are free.
 
     Use it as ``async with`` or ``with``; leaving the block leaves every world in good order. One process may have
@@ -138,7 +139,7 @@ class MultiWorld:
         interfaces: str | Iterable[str] | None = None,
     ) -> None:
         network = network_settings(secret, ports, interfaces)
-        library.compiled()  # a wrong setting is told before anything begins
+        library.module()  # else told before anything begins
         if address is None and network.interfaces:
             address = chosen_address(network.interfaces)
         self.defaults = Defaults(address, op_timeout, Heartbeat() if heartbeat is None else heartbeat, network)

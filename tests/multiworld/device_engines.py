@@ -9,18 +9,20 @@ net.run()             # the device does it
 
 from __future__ import annotations
 
+import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from engines import Member, Network
+from engines import Clock, Member, Network
 
+from multiworld.engine.engine import Engine
 from multiworld.matching.device import Moment
-from multiworld.matching.engine import Engine
 from multiworld.matching.operation import Launch, Operation
 from multiworld.matching.protocol import ranks_of_channel
 from multiworld.operations import p2p
+from multiworld.session.bridge import Bridge
 
 
 class Lock:
@@ -144,16 +146,14 @@ class DeviceMember(Member):
         threads: what is to be done in threads of their own.
     """
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        lock = Lock()
-        self.device, self.driver = MemoryDevice(lock), MemoryDriver()
-        old = self.engine
-        self.engine = Engine(old.membership, self, self.lanes, lock, old.clock, self.device)
-        self.on_frame = self.engine.on_frame
+    def __init__(self, rank: int, size: int, clock: Clock, socks: dict[int, socket.socket]) -> None:
+        super().__init__(rank, size, clock, socks)
+        self.lock = Lock()
+        self.device, self.driver = MemoryDevice(self.lock), MemoryDriver()
+        self.engine = Engine(self.engine.membership, self, self.lock, clock, self.native, self.device)
+        self.bridge = Bridge(self, self.engine)
         self.queues: dict[tuple[int, ...], Queue] = {}
         self.threads: list[Callable[[], None]] = []
-        self.lock = lock
 
     def launch(self, number: int, launch: Launch) -> None:
         if ranks_of_channel(number) is None:
@@ -176,13 +176,6 @@ class DeviceNetwork(Network):
     member = DeviceMember
     members: list[DeviceMember]  # type: ignore[assignment]
 
-    def move(self, to: int, of: int) -> None:
-        """As sessions do it: under the lock."""
-        with self.members[of].lock:
-            self.members[of].lanes[to].flush()
-        with self.members[to].lock:
-            self.members[to].lanes[of].pump()
-
     def recv_on(self, rank: int, src: int | None, stream: bool = False) -> tuple[Any, torch.Tensor]:
         """Start a receive at ``rank``."""
         got = torch.zeros(1)
@@ -199,7 +192,12 @@ class DeviceNetwork(Network):
             operation.withdraw()
             lent = operation.held_by_backend()
         if not lent:
-            operation.detach()
+            self.detach(operation)
+
+    def detach(self, operation: Operation) -> None:
+        """Let its caller copy what is to be kept, and go."""
+        operation.detach()
+        self.look()
 
     def run_threads(self) -> None:
         """Do what was to be done in threads."""
@@ -249,6 +247,7 @@ class DeviceNetwork(Network):
             launch.operation.running = False
             launch.over()
             member.engine.is_over(launch)
+        self.look()
 
     def _lock_of(self, operation: Operation) -> Lock:
         lock = operation.registry.lock

@@ -1,4 +1,4 @@
-"""Engines that talk over memory, by a clock that stands still: every crossing, deadline and loss happens each time.
+"""Members whose engines talk over sockets of one process, by a clock that stands still: bytes move when a test says so.
 
 net = Network(3)
 receive, got = net.recv(0, 1)
@@ -8,21 +8,25 @@ net.move_until(lambda: receive.done)
 
 from __future__ import annotations
 
-import contextlib
 import random
+import socket
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
+from multiworld.engine import library
+from multiworld.engine.engine import Compiled, Engine
 from multiworld.errors import BrokenWorldException, LossReason, OpTimeout, PeerLost
-from multiworld.matching.engine import Engine
 from multiworld.matching.membership import GroupMembers, Limits, Membership
 from multiworld.matching.operation import Launch, Operation
 from multiworld.matching.protocol import ranks_of_channel
 from multiworld.operations import p2p
-from multiworld.transport.lane import Lane
+from multiworld.session.bridge import Bridge
+from multiworld.transport.reactor import Reactor
+from tests.multiworld.engine.reference.frames import HEADER
 
 OP_TIMEOUT = 6.0
 MOST_ROUNDS = 10_000
@@ -38,71 +42,90 @@ class Clock:
         return self.now
 
 
-class MemorySocket:
-    """One end of a stream in memory that takes ``capacity`` bytes until the other end reads.
+class NoHub:
+    """No thread does anything here: a test does."""
 
-    Attributes:
-        writes: how many bytes each write had.
-    """
+    def call(self, function: Callable[[], None]) -> None:
+        """Forget it."""
 
-    def __init__(self, capacity: int) -> None:
-        self.writes: list[int] = []
-        self._capacity = capacity
-        self._unread = bytearray()
-        self.other = self
+    def alarm(self, function: Callable[[float], None], due: float) -> None:
+        """Forget it."""
 
-    @classmethod
-    def pair(cls, capacity: int) -> tuple[MemorySocket, MemorySocket]:
-        one, other = cls(capacity), cls(capacity)
-        one.other, other.other = other, one
-        return one, other
 
-    def setblocking(self, _: bool) -> None:
-        """It never blocks."""
+class Wire:
+    """The connection of a member to one peer: what a test writes on it is what no engine of ours would."""
 
-    def fileno(self) -> int:
-        return -1
+    def __init__(self, member: Member, peer: int, sock: socket.socket) -> None:
+        self._member, self._peer, self._sock = member, peer, sock.dup()
+        self._written = 0
 
-    def send(self, data: Any) -> int:
-        room = self._capacity - len(self.other._unread)
-        if room <= 0:
-            raise BlockingIOError
-        taken = bytes(memoryview(data).cast("B")[:room])
-        self.other._unread += taken
-        self.writes.append(len(taken))
-        return len(taken)
+    def put(
+        self,
+        kind: int,
+        dtype: int = 0,
+        flags: int = 0,
+        seq: int = 0,
+        key: int = 0,
+        payload: tuple[bytes, ...] = (),
+        nbytes: int = 0,
+    ) -> None:
+        """Write a frame behind all that the engine has written."""
+        self.write(HEADER.pack(kind, dtype, flags, seq, key, nbytes) + b"".join(payload))
 
-    def sendmsg(self, parts: Any) -> int:
-        return self.send(b"".join(bytes(part) for part in parts))
+    def write(self, data: bytes) -> None:
+        """The same with frames that are packed already."""
+        self._sock.sendall(data)
+        self._written += len(data)
 
-    def recv_into(self, target: memoryview) -> int:
-        if not self._unread:
-            raise BlockingIOError
-        count = min(len(target), len(self._unread))
-        target[:count] = self._unread[:count]
-        del self._unread[:count]
-        return count
+    @property
+    def sent(self) -> int:
+        return cast("int", self._member.traffic()[self._peer][0]) + self._written
+
+    @property
+    def received(self) -> int:
+        return cast("int", self._member.traffic()[self._peer][1])
 
 
 class Member:
-    """One engine with its lanes, and all that it asks of its host, noted down.
+    """One engine with its connections, and all that it asks of its session, noted down.
 
     Attributes:
-        socks: to the other members, by rank.
+        wires: to the other members, by rank.
         alarms: the times at which it asked for a look at the deadlines.
         launched: collectives that are agreed on.
     """
 
-    def __init__(self, rank: int, size: int, clock: Clock, socks: dict[int, MemorySocket]) -> None:
+    lock: Any
+
+    def __init__(self, rank: int, size: int, clock: Clock, socks: dict[int, socket.socket]) -> None:
         us = Membership("w", rank, size, 1, "gloo", Limits(OP_TIMEOUT, 1 << 20))
-        self.socks = socks
-        self.lanes = {peer: Lane(sock, peer, self) for peer, sock in socks.items()}  # type: ignore[arg-type]
-        self.engine = Engine(us, self, self.lanes, contextlib.nullcontext(), clock)
-        self.on_frame = self.engine.on_frame
+        self.lock = threading.RLock()
+        self.hub = cast("Reactor", NoHub())
+        self.wires = {peer: Wire(self, peer, sock) for peer, sock in socks.items()}
+        native = library.module().Engine(rank, {peer: sock.detach() for peer, sock in socks.items()}, 1 << 20)
+        self.native = native
+        self.engine = Engine(us, self, self.lock, clock, native)
+        self.bridge = Bridge(self, self.engine)
         self.group = _group(us)
         self.alarms: list[float] = []
         self.launched: list[Operation] = []
         self.departures: list[int] = []
+
+    @property
+    def failure(self) -> BrokenWorldException | None:
+        return self.engine.failure
+
+    def traffic(self) -> dict[int, tuple[int, int]]:
+        return cast("dict[int, tuple[int, int]]", self.native.traffic())
+
+    def flush(self) -> None:
+        """Write what its connections take."""
+        self.native.flush()
+
+    def pump(self, peer: int) -> None:
+        """Read what has come from ``peer``, and act on it."""
+        self.bridge.drain(peer)
+        self.bridge.act()
 
     def tick(self, now: float) -> None:
         """Do what the session does when its alarm rings."""
@@ -114,8 +137,7 @@ class Member:
         """Do what the session does when it breaks."""
         if self.engine.failure is None:
             self.engine.failure = error
-            for lane in self.lanes.values():
-                lane.cut()
+            self.bridge.stop(orderly=False)
             self.engine.end(error)
 
     def lost(self, peer: int, how: LossReason, what: str) -> None:
@@ -132,22 +154,19 @@ class Member:
     def aside(self, function: Callable[[], None]) -> None:
         raise AssertionError(f"{function} needs a thread")
 
-    def value_slot(self, peer: int, gid: int, split: int, nbytes: int) -> None:
-        raise AssertionError(f"rank {peer} sets up a backend for group {gid}: {split} of {nbytes} bytes")
+    def interrupted(self, what: str) -> None:
+        raise AssertionError(f"interrupted while {what}")
+
+    def on_value(self, peer: int, gid: int, name: bytes, value: bytes) -> None:
+        raise AssertionError(f"rank {peer} sets up a backend for group {gid}: {name!r} is {value!r}")
 
     def on_bye(self, peer: int, *, gives_up: bool) -> None:
         self.departures.append(peer)
         if not self.engine.depart(peer, gives_up=gives_up):
             self.lost(peer, LossReason.LEFT, f"rank {peer} left the world")
 
-    def on_lane_end(self, lane: Lane, error: OSError | None) -> None:
-        raise AssertionError(f"the stream of rank {lane.peer} ended: {error}")
-
-    def on_torn(self, lane: Lane) -> None:
-        raise AssertionError(f"the stream of rank {lane.peer} is torn")
-
-    def on_backlog(self, lane: Lane) -> None:
-        """The test flushes."""
+    def lane_ended(self, peer: int, error: OSError | None) -> None:
+        raise AssertionError(f"the stream of rank {peer} ended: {error}")
 
 
 def _group(us: Membership) -> GroupMembers:
@@ -160,21 +179,31 @@ def _group(us: Membership) -> GroupMembers:
 
 
 class Network:
-    """Members whose operations are started without waiting, and whose bytes move only when told to."""
+    """Members whose operations are started without waiting, and whose bytes move only when told to.
+
+    Args:
+        capacity: about how many bytes a connection holds; the kernel's least is some thousand.
+    """
 
     member: type[Member] = Member
 
     def __init__(self, size: int, capacity: int = 1 << 20) -> None:
         self.clock = Clock()
-        socks: list[dict[int, MemorySocket]] = [{} for _ in range(size)]
+        socks: list[dict[int, socket.socket]] = [{} for _ in range(size)]
         for one in range(size):
             for other in range(one):
-                socks[one][other], socks[other][one] = MemorySocket.pair(capacity)
+                pair = socket.socketpair()
+                for sock in pair:
+                    sock.setblocking(False)
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, capacity)
+                socks[one][other], socks[other][one] = pair
         self.members = [self.member(rank, size, self.clock, socks[rank]) for rank in range(size)]
 
     def start(self, rank: int, starter: Callable[..., Any], *args: Any) -> Any:
         """Start an operation at ``rank``."""
-        return starter(self.members[rank].engine, self.members[rank].group, *args)
+        started = starter(self.members[rank].engine, self.members[rank].group, *args)
+        self.look()
+        return started
 
     def recv(self, rank: int, src: int | None) -> tuple[Any, torch.Tensor]:
         """Start a receive at ``rank``."""
@@ -188,11 +217,21 @@ class Network:
     def withdraw(self, operation: Operation) -> None:
         """Cancel it, as its waiter does."""
         operation.withdraw()
+        self.look()
 
     def move(self, to: int, of: int) -> None:
         """Let ``of`` write what it can, and ``to`` read what has come from it."""
-        self.members[of].lanes[to].flush()
-        self.members[to].lanes[of].pump()
+        self.members[of].flush()
+        self.members[to].pump(of)
+        self.look()
+
+    def look(self) -> None:
+        """Let all who wait look whether it is done."""
+        for member in self.members:
+            with member.lock:
+                for operation in tuple(member.engine.operations):
+                    if isinstance(operation, Compiled):
+                        operation.settle()
 
     def pairs(self) -> list[tuple[int, int]]:
         """All directions: to whom, of whom."""
@@ -209,22 +248,19 @@ class Network:
         raise AssertionError("it does not get done")
 
     def settle(self) -> None:
-        """Move all lanes until nothing is on its way any more."""
-        lanes = [member.lanes for member in self.members]
-        self.move_until(lambda: all(lanes[to][of].received == lanes[of][to].sent for to, of in self.pairs()))
+        """Move all lanes until nothing is on its way any more, but to who has ended."""
+        wires = [member.wires for member in self.members]
 
-    def kept(self) -> list[int]:
-        """Of whom messages lie ready at rank 0, one entry for each."""
-        boxes = self.members[0].engine.messages
-        return [peer for peer, box in boxes.items() for kept in box.kept.values() for _ in kept]
+        def all_came() -> bool:
+            over = [member.failure is not None for member in self.members]
+            pairs = [(to, of) for to, of in self.pairs() if not over[to]]
+            return all(wires[to][of].received == wires[of][to].sent for to, of in pairs)
 
-    def asked(self, rank: int) -> bool:
-        """Return whether a receive from any source of rank 0 is known at ``rank``."""
-        return any(self.members[rank].engine.messages[0].any_posts.values())
+        self.move_until(all_came)
 
     def failures(self) -> list[BrokenWorldException]:
         """Return what broke the members."""
-        return [member.engine.failure for member in self.members if member.engine.failure is not None]
+        return [member.failure for member in self.members if member.failure is not None]
 
 
 class Traffic:
@@ -261,7 +297,8 @@ class Traffic:
         while True:
             self.table.settle()
             lonely = [src for src, operation, _ in self.receives if not operation.done]
-            unsent = [rank for rank, operation in self.sends if not operation.done] + self.table.kept()
+            kept = [peer for peer in (1, 2) if self.table.members[0].native.keeps(peer, 0)]
+            unsent = [rank for rank, operation in self.sends if not operation.done] + kept
             assert not any(src in unsent or (src is None and unsent) for src in lonely), (lonely, unsent)
             if not lonely and not unsent:
                 return

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-#: files in which a thread waits, whatever the engine
-WAITING = ("poller.py", "compiled_bridge.py")
-#: files in which a message is started, whatever the engine
-STARTING = ("lane.py", "compiled_engine.py")
+#: the file in which a thread waits
+WAITING = ("session/bridge.py",)
+#: the file in which a message is started
+STARTING = ("engine/engine.py",)
 
 #: files in which a waiting thread exchanges a plain message
-EXCHANGING = ("plain_messages.py", "compiled_engine.py")
+EXCHANGING = ("plain_messages.py", "engine/engine.py")
 
 
 def interrupted_at(step: int, file: str | tuple[str, ...], call: Callable[[], Any]) -> bool:

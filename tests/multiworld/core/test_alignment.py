@@ -21,7 +21,7 @@ from torch.distributed import ReduceOp
 from multiworld import InvalidArgument
 from multiworld.lab.context import Context
 from multiworld.matching.collective_plan import REDUCTIONS
-from multiworld.matching.memory import ALIGNMENT, bytes_of, room_for
+from multiworld.matching.memory import bytes_of
 from multiworld.matching.protocol import CODES
 from multiworld.operations import collectives, exchanges
 from multiworld.tensors import memory_check
@@ -180,11 +180,3 @@ def test_moves(store: str, debug_memory: bool) -> None:
     with cluster() as c:
         c.start(moves, store, debug_memory)
         c.results()
-
-
-@pytest.mark.parametrize("nbytes", [0, 1, 24, 1000, 1 << 20, (1 << 20) + 1])
-def test_payloads_in_frames_are_aligned(nbytes: int) -> None:
-    for head in range(2 * ALIGNMENT):
-        memory = room_for(nbytes + head + 1, head)
-        assert len(memory) == nbytes + head + 1
-        assert torch.frombuffer(memory, dtype=torch.uint8, offset=head).data_ptr() % ALIGNMENT == 0

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from multiworld import WorldClosed
 from multiworld.matching.operation import Operation
-from multiworld.matching.protocol import Kind
 from multiworld.operations import collectives, p2p
 from multiworld.operations.p2p import P2P
+from tests.multiworld.engine.reference.frames import Kind
 
 COUNT = 60_000  # float32: many times what the sockets below hold
 ORIGINAL, CANARY, NEXT = 1.0, 7.0, 2.0
@@ -61,11 +61,13 @@ class Pair:
 
     def flush(self, rank: int) -> None:
         """Let ``rank`` write what its stream takes."""
-        self.net.members[rank].lanes[1 - rank].flush()
+        self.net.members[rank].flush()
+        self.net.look()
 
     def pump(self, rank: int) -> None:
         """Let ``rank`` read what has come."""
-        self.net.members[rank].lanes[1 - rank].pump()
+        self.net.members[rank].pump(1 - rank)
+        self.net.look()
 
     def step(self, number: int) -> None:
         """One of the four things that can happen next."""
@@ -244,8 +246,10 @@ def test_a_batch_that_fails_gives_its_parts_memory_back_before_its_waiter_is_wok
     receive = pair.start(1, p2p.recv, received, 0, 0)
     pair.pump(0)
     batch = SENDERS["batch"](pair, original())
-    assert pair.net.members[0].lanes[1].backlog
-    batch.operation.fail(WorldClosed("w", "left"))  # as ``leave`` does, before it is the turn of the send
+    assert not batch.operation.done
+    assert pair.net.members[0].native.flush(), "all of it is out"
+    pair.net.members[0].bridge.stop(orderly=True)  # as ``leave`` does; then all that waits fails, the batch first
+    batch.operation.fail(WorldClosed("w", "left"))
     batch.memory.fill_(CANARY)
     pair.finish()
     assert receive.operation.done
@@ -258,11 +262,11 @@ def test_a_cancelled_send_is_no_reason_to_break_when_its_peer_leaves() -> None:
     memory = original()
     sending = net.start(0, p2p.send, memory, 1, 0)
     net.start(1, p2p.recv, torch.zeros(COUNT), 0, 0)
-    net.members[0].lanes[1].pump()
-    assert sending.matched
+    net.members[0].pump(1)
+    assert "take the payload" in sending.waiting_for()
     assert not sending.done
     net.withdraw(sending)
-    net.members[1].lanes[0].put(Kind.BYE)
-    net.members[0].lanes[1].pump()
+    net.members[1].wires[0].put(Kind.BYE)
+    net.members[0].pump(1)
     assert net.members[0].departures == [1]
     assert not net.failures()

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from table import members
 
 from multiworld import P2P, PeerLost
-from multiworld.matching.protocol import Kind
 from multiworld.operations import p2p
+from tests.multiworld.engine.reference.frames import Kind
 
 
 @pytest.fixture
@@ -29,7 +29,8 @@ def table() -> Iterator[Network]:
 def offered(table: Network) -> tuple[Any, torch.Tensor]:
     """Rank 0 waits for anybody; rank 1 has offered it a 1.0, and the offer is not read yet."""
     receive, got = table.recv(0, None)
-    table.move_until(lambda: table.asked(1) and table.asked(2), (1, 0), (2, 0))
+    for peer in (1, 2):
+        table.move(peer, 0)
     table.send(1, 1.0)
     return receive, got
 
@@ -37,7 +38,7 @@ def offered(table: Network) -> tuple[Any, torch.Tensor]:
 def test_a_specific_receive_does_not_take_what_is_offered_to_any(table: Network) -> None:
     waiting, first = offered(table)
     specific, second = table.recv(0, 1)
-    table.move_until(lambda: waiting.chosen is not None, (0, 1))
+    table.move(0, 1)
     late = table.send(2, 2.0)
     table.move_until(lambda: waiting.done)
     assert (waiting.result(), first.item()) == (1, 1.0)
@@ -76,7 +77,7 @@ def test_an_offer_is_made_to_one_of_several_receives_only(table: Network) -> Non
 def test_a_withdrawn_receive_frees_what_was_offered_to_it(table: Network) -> None:
     waiting, _ = offered(table)
     specific, got = table.recv(0, 1)
-    table.move_until(lambda: bool(table.members[1].engine.messages[0].posts), (1, 0))
+    table.move(1, 0)
     table.withdraw(waiting)
     table.move_until(lambda: specific.done)
     assert got.item() == 1.0
@@ -106,8 +107,9 @@ def blocked(table: Network) -> tuple[Any, torch.Tensor]:
     waiting, got = offered(table)
     specific, _ = table.recv(0, 1)
     table.withdraw(specific)
-    table.move_until(lambda: waiting.chosen is not None, (0, 1))
-    assert waiting.chosen.seq < 0, "it is posted already"
+    before = table.members[0].wires[1].sent
+    table.move(0, 1)
+    assert table.members[0].wires[1].sent == before, "it is posted already"
     return waiting, got
 
 
@@ -130,19 +132,19 @@ def test_an_answer_that_is_served_from_a_kept_message_frees_the_offer(table: Net
 
 def test_an_answered_offer_can_be_withdrawn_and_the_message_is_kept(table: Network) -> None:
     waiting, _ = offered(table)
-    table.move_until(lambda: waiting.chosen is not None, (0, 1))
+    table.move(0, 1)
     table.withdraw(waiting)
     assert next_message(table) == 1.0
 
 
 def test_a_send_that_is_withdrawn_while_it_is_offered_is_not_sent_later(table: Network) -> None:
     receive, _ = table.recv(0, None)
-    table.move_until(lambda: table.asked(1), (1, 0))
+    table.move(1, 0)
     sent = table.send(1, 1.0)
     table.withdraw(sent)
     table.withdraw(receive)
-    table.move_until(lambda: not table.asked(1), (1, 0))
-    assert sent not in table.members[1].engine.operations
+    table.move(1, 0)
+    assert not table.members[1].native.needs(0)
     table.send(1, 2.0)
     specific, got = table.recv(0, 1)
     table.move_until(lambda: specific.done)
@@ -151,7 +153,7 @@ def test_a_send_that_is_withdrawn_while_it_is_offered_is_not_sent_later(table: N
 
 def test_an_offered_message_that_does_not_fit_is_an_error_on_both_sides(table: Network) -> None:
     receive, _ = table.recv(0, None)
-    table.move_until(lambda: table.asked(1), (1, 0))
+    table.move(1, 0)
     sent = table.start(1, p2p.send, torch.ones(5), 0, 0)
     specific, got = table.recv(0, 1)
     table.send(1, 2.0)
@@ -235,7 +237,7 @@ def test_a_wait_that_is_cancelled_when_its_world_ends_is_cancelled(store: str) -
 def test_a_receive_from_anybody_fails_at_once_when_nobody_is_left() -> None:
     net = Network(3)
     for other in (1, 2):
-        net.members[other].lanes[0].put(Kind.BYE)
+        net.members[other].wires[0].put(Kind.BYE)
     net.settle()
     assert net.members[0].departures == [1, 2]
     receive, _ = net.recv(0, None)
@@ -249,7 +251,7 @@ def test_a_receive_from_anybody_takes_what_was_sent_before_all_left() -> None:
     net.send(1, 4.0)
     net.move_until(lambda: withdrawn.done)
     net.withdraw(withdrawn)
-    net.members[1].lanes[0].put(Kind.BYE)
+    net.members[1].wires[0].put(Kind.BYE)
     net.settle()
     taken, got = net.recv(0, None)
     assert (taken.result(), got.item()) == (1, 4.0)

@@ -88,11 +88,11 @@ def test_who_is_alone_launches_nothing() -> None:
 def test_a_reduction_that_nccl_lacks_is_refused_before_anything_is_sent(net: DeviceNetwork) -> None:
     with pytest.raises(InvalidArgument, match="NCCL has no BAND"):
         net.start(0, collectives.all_reduce, torch.ones(2, dtype=torch.int32), ReduceOp.BAND)
-    assert net.members[0].lanes[1].sent == 0
+    assert net.members[0].wires[1].sent == 0
 
 
 def test_a_collective_of_both_kinds_in_one_call_is_refused(net: DeviceNetwork) -> None:
     meta = torch.empty(2, device="meta")
     with pytest.raises(InvalidArgument):
         net.start(0, collectives.all_gather, [meta, meta], torch.ones(2))
-    assert net.members[0].lanes[1].sent == 0
+    assert net.members[0].wires[1].sent == 0

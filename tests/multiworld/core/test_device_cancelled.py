@@ -55,7 +55,7 @@ def test_a_message_on_its_way_to_who_left_is_kept_for_the_next(net: DeviceNetwor
     again, got = net.recv_on(1, 0)
     net.run()
     assert not again.done, "the message still lies in the memory of who left"
-    receive.detach()
+    net.detach(receive)
     left.fill_(-1.0)
     assert (again.result(), got.item()) == (0, 5.0)
 
@@ -99,7 +99,7 @@ def test_kept_messages_stay_in_order(net: DeviceNetwork) -> None:
     net.run()
     late = [net.recv_on(1, 0) for _ in range(3)]
     for receive, _ in reversed(posted):
-        receive.detach()
+        net.detach(receive)
     net.settle()
     assert [(receive.result(), got.item()) for receive, got in late] == [(0, 1.0), (0, 2.0), (0, 3.0)]
 
@@ -137,7 +137,7 @@ def test_a_cancelled_batch_waits_for_its_matched_parts_only(net: DeviceNetwork) 
     assert batch.held_by_backend() == [batch.operations[0]]
     net.run()
     assert batch.held_by_backend() == []
-    batch.detach()
+    net.detach(batch)
     again, got = net.recv_on(1, 0)
     assert (again.result(), got.item()) == (0, 5.0)
 
@@ -168,7 +168,7 @@ def test_an_offered_send_whose_caller_left_goes_from_a_copy() -> None:
     net.settle()
     assert names(net, 1, 0) == [[], ["recv"]], "the send began before the copy was made"
     assert send.held_by_backend() == []
-    send.detach()
+    net.detach(send)
     sent.fill_(-1.0)
     net.run()
     assert (receive.result(), got.item()) == (1, 7.0)

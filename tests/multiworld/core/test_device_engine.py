@@ -41,9 +41,9 @@ def test_a_message_is_over_when_the_device_has_done_it(net: DeviceNetwork) -> No
 def test_a_receive_posted_ahead_costs_one_frame_without_payload(net: DeviceNetwork) -> None:
     net.start(1, p2p.recv, torch.zeros(1 << 16), 0, 0)
     net.settle()
-    before = net.members[0].lanes[1].sent
+    before = net.members[0].wires[1].sent
     net.start(0, p2p.send, torch.ones(1 << 16), 1, 0)
-    assert net.members[0].lanes[1].sent - before == 24
+    assert net.members[0].wires[1].sent - before == 24
 
 
 def test_the_driver_waits_for_the_caller_and_the_caller_for_the_driver(net: DeviceNetwork) -> None:
@@ -76,7 +76,7 @@ def test_transfers_of_a_pair_begin_in_the_same_order_on_both_sides() -> None:
         net.settle()
         began = [work.tensor.view(torch.float32).item() for work in net.members[0].begun(0, 1)]
         ends = net.members[1].begun(0, 1)
-        assert len(began) == len(ends) == sum(receive.arriving for _, receive, _ in posted)
+        assert len(began) == len(ends) == sum(receive.launch is not None for _, receive, _ in posted)
         net.run()
         assert [work.tensor.view(torch.float32).item() for work in ends] == began
         for tag in range(3):
@@ -104,6 +104,20 @@ def test_what_has_no_bytes_is_matched_and_not_launched(net: DeviceNetwork) -> No
     assert names(net) == [[], []]
     assert all(one.done for one in (receive, *sends))
     assert described.result().shape == (3, 0)
+
+
+def test_a_batch_whose_parts_are_matched_as_it_starts_begins_in_its_order(net: DeviceNetwork) -> None:
+    """The first part has been given its number, and the second is matched already."""
+    got = [torch.zeros(1), torch.zeros(1)]
+    back = net.start(0, p2p.recv, got[0], 1, 1)
+    net.settle()
+    batch = net.start(1, p2p.batch_p2p, [P2P("recv", got[1], 0, 0), P2P("send", torch.full((1,), 7.0), 0, 1)])
+    net.send_on(0, 5.0, 1)
+    net.settle()
+    net.run()
+    assert batch.done
+    assert back.done
+    assert [one.item() for one in got] == [7.0, 5.0]
 
 
 # what does not fit
@@ -160,7 +174,7 @@ def test_a_captured_stream_is_refused_before_anything_is_sent(net: DeviceNetwork
     for call in calls:
         with pytest.raises(InvalidArgument, match=r"captured into a graph(?s:.)*outside of torch\.cuda\.graph"):
             call()
-    assert net.members[0].lanes[1].sent == 0
+    assert net.members[0].wires[1].sent == 0
 
 
 # shapes that the sender says

@@ -9,8 +9,9 @@ from engines import Network
 from torch.distributed import ReduceOp
 
 from multiworld import PeerLost
-from multiworld.matching.protocol import Kind, Mode
+from multiworld.matching.protocol import Mode
 from multiworld.operations import collectives, p2p
+from tests.multiworld.engine.reference.frames import Kind
 
 
 def test_a_streamed_transfer_returns_when_it_is_enqueued(net: DeviceNetwork) -> None:
@@ -38,7 +39,7 @@ def test_a_streamed_receive_that_is_cancelled_after_its_enqueuing_is_kept(net: D
     receive.withdraw()  # before its waiter was woken
     assert receive.held_by_backend() == [receive]
     net.run()
-    receive.detach()
+    net.detach(receive)
     left.fill_(-1.0)
     again, got = net.recv_on(1, 0)
     assert (again.result(), got.item()) == (0, 5.0)
@@ -71,7 +72,7 @@ def test_what_is_under_way_ends_although_its_peer_leaves(net: DeviceNetwork) -> 
     receive, got = net.recv_on(1, 0)
     net.send_on(0, 5.0, 1)
     net.settle()
-    net.members[0].lanes[1].put(Kind.BYE)
+    net.members[0].wires[1].put(Kind.BYE)
     net.settle()
     assert net.members[1].engine.failure is None
     net.run()
@@ -85,7 +86,7 @@ def test_what_is_under_way_cannot_end_when_its_peer_gives_it_up(net: DeviceNetwo
     net.enqueue()
     assert receive.done
     assert net.members[0].engine.gives_up()
-    net.members[0].lanes[1].put(Kind.BYE, flags=1)
+    net.members[0].wires[1].put(Kind.BYE, flags=1)
     net.settle()
     assert isinstance(net.members[1].engine.failure, PeerLost)
 
@@ -100,7 +101,7 @@ def test_a_peer_that_says_what_cannot_be_is_found_out(net: DeviceNetwork, mode: 
     else:
         net.start(1, p2p.recv_tensor, 0, 0, None)
     net.settle()
-    net.members[0].lanes[1].put(Kind.DATA, 0, mode, 1, 0, (said,) if said else (), len(said))
+    net.members[0].wires[1].put(Kind.DATA, 0, mode, 1, 0, (said,) if said else (), len(said))
     net.settle()
     assert isinstance(net.members[1].engine.failure, PeerLost)
     assert names(net) == [[], []]

@@ -12,11 +12,11 @@ from engines import OP_TIMEOUT, Network
 from torch.distributed import ReduceOp
 
 from multiworld import P2P, OpTimeout, PeerLost, TensorMismatch
-from multiworld.matching import agreement as agreed
-from multiworld.matching import engine as engine_module
-from multiworld.matching.peer_messages import MAX_WAITING
-from multiworld.matching.protocol import Kind
+from multiworld.matching.protocol import MAX_GROUPS
 from multiworld.operations import collectives, objects, p2p
+from tests.multiworld.engine.reference.agreement import MAX_EARLY
+from tests.multiworld.engine.reference.frames import HEADER, Kind
+from tests.multiworld.engine.reference.peer_messages import MAX_WAITING
 
 LARGE = 1 << 20  # float32: more than travels with the fingerprints
 
@@ -186,7 +186,7 @@ def test_a_collective_goes_on_without_a_member_that_said_its_part(gives_up: bool
     if heard:
         net.start(1, collectives.all_reduce, torch.ones(1), ReduceOp.SUM)
         net.move(0, 1)
-    net.members[1].lanes[0].put(Kind.BYE, flags=int(gives_up))
+    net.members[1].wires[0].put(Kind.BYE, flags=int(gives_up))
     net.move(0, 1)
     assert isinstance(net.members[0].engine.failure, PeerLost) is fails
     assert mine.done is fails
@@ -199,22 +199,16 @@ WRONG: dict[str, Callable[[Any], None]] = {
     "a frame of unknown kind": lambda lane: lane.put(99),
     "a fingerprint that is too short": lambda lane: lane.put(Kind.FINGERPRINT, flags=3, payload=(b"123",), nbytes=3),
     "a collective far ahead": lambda lane: lane.put(
-        Kind.FINGERPRINT, flags=24, seq=agreed.MAX_EARLY, payload=(bytes(24),), nbytes=24
-    ),
-    "more receives than anybody needs": lambda lane: (
-        [lane.put(Kind.POST, seq=seq, nbytes=4) for seq in range(MAX_WAITING + 1)] and None
+        Kind.FINGERPRINT, flags=24, seq=MAX_EARLY, payload=(bytes(24),), nbytes=24
     ),
 }
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_a_peer_that_sends_what_cannot_be_right_is_lost(what: str) -> None:
-    net = Network(2, capacity=1 << 24)
+def test_a_peer_that_sends_what_cannot_be_right_is_lost(net: Network, what: str) -> None:
     receive, _ = net.recv(0, 1)
-    WRONG[what](net.members[1].lanes[0])
-    for _ in range(100):
-        if not net.members[0].lanes[1].ended:
-            net.move(0, 1)
+    WRONG[what](net.members[1].wires[0])
+    net.move(0, 1)
     failure = net.members[0].engine.failure
     assert isinstance(failure, PeerLost)
     assert failure.how == "protocol"
@@ -222,10 +216,19 @@ def test_a_peer_that_sends_what_cannot_be_right_is_lost(what: str) -> None:
         receive.result()
 
 
-def test_a_peer_cannot_make_up_groups_without_end(net: Network, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "MAX_GROUPS", 4)
-    for gid in range(5):
+def test_a_peer_cannot_post_receives_without_end(net: Network) -> None:
+    flood(net, [HEADER.pack(Kind.POST, 0, 0, seq, 0, 4) for seq in range(MAX_WAITING + 1)])
+    assert f"more than {MAX_WAITING} receives" in str(net.members[0].engine.failure)
+
+
+def test_a_peer_cannot_make_up_groups_without_end(net: Network) -> None:
+    flood(net, [HEADER.pack(Kind.FINGERPRINT, 0, 24, 0, gid, 24) + bytes(24) for gid in range(MAX_GROUPS + 1)])
+    assert f"one group more than {MAX_GROUPS}" in str(net.members[0].engine.failure)
+
+
+def flood(net: Network, frames: list[bytes]) -> None:
+    """Write them at rank 1; the last one is more than rank 0 bears."""
+    for begin in range(0, len(frames), 1000):
         assert net.members[0].engine.failure is None
-        net.members[1].lanes[0].put(Kind.FINGERPRINT, flags=24, key=gid, payload=(bytes(24),), nbytes=24)
+        net.members[1].wires[0].write(b"".join(frames[begin : begin + 1000]))
         net.move(0, 1)
-    assert "one group more than 4" in str(net.members[0].engine.failure)

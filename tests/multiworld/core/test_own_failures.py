@@ -109,8 +109,6 @@ def test_gloo_work_is_over_even_if_handling_its_end_fails() -> None:
 
 
 def test_a_backend_that_cannot_be_begun_ends_the_world_at_once(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MULTIWORLD_ENGINE", "compiled")
-
     def launch(*_: Any) -> None:
         raise RuntimeError("can't start new thread")
 

@@ -257,8 +257,7 @@ def test_bad_arguments_are_typed_errors_at_once_and_harm_nothing(store: str) -> 
     assert run_pair(store, "bad_arguments") == [16, 16]
 
 
-def test_nothing_stays_of_a_batch_of_which_a_part_failed(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MULTIWORLD_ENGINE", "compiled")  # which keeps what was not asked for
+def test_nothing_stays_of_a_batch_of_which_a_part_failed(store: str) -> None:
     with members(store, 2) as ((first, second), pool):
         sent = pool.submit(second.sync.batch_p2p, [P2P("send", torch.ones(6), 0, tag) for tag in range(2)])
         engine, bridge = first.member.session.engine, first.member.session.bridge

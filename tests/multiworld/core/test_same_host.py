@@ -180,10 +180,10 @@ def member(store: str, rank: int, **environment: str) -> Iterator[subprocess.Pop
 
 
 @pytest.mark.parametrize(
-    ("environment", "way"), [({}, "ring"), ({"MULTIWORLD_ENGINE": "python"}, "tcp")], ids=["compiled", "Python"]
+    ("environment", "way"), [({}, "ring"), ({"MULTIWORLD_SAME_HOST": "tcp"}, "tcp")], ids=["by default", "off"]
 )
 def test_processes_on_one_host(store: str, environment: dict[str, str], way: str) -> None:
-    """A member with the engine in Python has TCP."""
+    """A member that turned it off has TCP."""
     with member(store, 0) as first, member(store, 1, **environment) as second:
         assert first.stdout is not None
         assert second.stdout is not None
@@ -291,9 +291,8 @@ def _forbid_memory() -> None:
         ({}, None, "sockets without TCP, and shared memory for what is large"),
         ({}, _forbid_memory, "sockets without TCP, and no shared memory: File too large"),
         ({"MULTIWORLD_SAME_HOST": "tcp"}, None, "TCP between members on one host: MULTIWORLD_SAME_HOST says so"),
-        ({"MULTIWORLD_ENGINE": "python"}, None, "TCP between members on one host: Python moves the data"),
     ],
-    ids=["ring", "no memory", "off", "Python"],
+    ids=["ring", "no memory", "off"],
 )
 def test_doctor_says_how_data_goes(environment: dict[str, str], before: Callable[[], None] | None, found: str) -> None:
     command = [sys.executable, "-c", "from multiworld.cli import doctor; print(doctor._same_host().found)"]

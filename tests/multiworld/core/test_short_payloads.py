@@ -15,8 +15,8 @@ from table import SOON, members
 
 from multiworld import LossReason, PeerLost, World
 from multiworld.matching.agreement import CollectiveOperation
-from multiworld.matching.protocol import HEADER, Kind
 from multiworld.session.session import Session
+from tests.multiworld.engine.reference.frames import HEADER, Kind
 
 CALLS: dict[str, Callable[[Any], Any]] = {
     "broadcast": lambda where: where.broadcast(torch.zeros(4), 1),

@@ -16,15 +16,18 @@ from typing import Any
 import torch
 
 from multiworld.errors import LossReason, PeerLost, TensorMismatch
-from multiworld.matching.any_source import AnyReceive
 from multiworld.matching.collective_plan import Collective, Fingerprint, Plan
 from multiworld.matching.device import DeviceEnd, Moment
-from multiworld.matching.engine import Engine
 from multiworld.matching.membership import GroupMembers, Limits, Membership
 from multiworld.matching.memory import bytes_of
 from multiworld.matching.operation import Launch, Operation
-from multiworld.matching.protocol import HEADER, WITH_PAYLOAD, Kind, Mode
-from multiworld.matching.send_receive import EXACT, ReceiveOperation, SendOperation
+from multiworld.matching.protocol import Mode
+from multiworld.matching.send_receive import EXACT
+
+from .reference.any_source import AnyReceive
+from .reference.engine import Engine
+from .reference.frames import HEADER, WITH_PAYLOAD, Kind
+from .reference.send_receive import ReceiveOperation, SendOperation
 
 LONGEST = 256
 ROOM = 4096
@@ -493,6 +496,8 @@ class Schedule:
         acts = (self.call,) * 4 + (self.withdraw,) * 2 + (self.move,) * 10 + (self.die,) * self.deadly
         acts += (self.work,) * 4 * self.device
         self.draw.choice(acts)()
+        if self.usual is Mode.DEVICE and self.draw.random() < 0.02:
+            self.volley(self.draw.choice(self.nodes))
         self.compare()
 
     def compare(self) -> None:
@@ -528,13 +533,21 @@ class Schedule:
         """Let a peer send some messages to receives of ``node``, and let a part of that come."""
         peer = self.draw.choice([one for one in self.nodes if one is not node])
         nbytes = self.draw.choice((8, 40, 300))
+        there = self.usual is Mode.DEVICE
         for _ in range(self.draw.randrange(2, 6)):
             if self.left.isdisjoint((peer.rank, node.rank)):
-                peer.send(node.rank, 1, Mode.FIXED, 7, self.draw.randbytes(nbytes), b"")
-                node.receive(peer.rank, 1, Mode.FIXED, 7, nbytes, self.device)
+                if there:
+                    peer.send_on_device(node.rank, 1, Mode.DEVICE, 7, nbytes, False)
+                else:
+                    peer.send(node.rank, 1, Mode.FIXED, 7, self.draw.randbytes(nbytes), b"")
+                mode = Mode.DEVICE if there else Mode.FIXED
+                node.receive(peer.rank, 1, mode, 7, nbytes, self.device, self.draw.random() < 0.5)
         ways = [(node.rank, peer.rank), (peer.rank, node.rank)]
         for _ in range(self.draw.randrange(80)):
             self.move(ways)
+            if there and self.draw.random() < 0.2:
+                self.draw.choice((self.work, self.withdraw))(node)
+                self.compare()
         self.compare()
 
     def reclaim(self, node: Node) -> None:
@@ -595,17 +608,15 @@ class Schedule:
             ranks = self.draw.choice((GROUPS[0], GROUPS[0], tuple(sorted((node.rank, peer)))))
             node.collective(sum(ranks), ranks, self.draw.choice((8, 8, 8, 16)), self.draw.randbytes(nbytes))
 
-    def work(self) -> None:
+    def work(self, node: Node | None = None) -> None:
         """Let a backend do something, or a caller who has given up go."""
-        node = self.draw.choice(self.nodes)
+        node = node or self.draw.choice(self.nodes)
         ready = [place for place, one in enumerate(node.host.launches) if one is not None and one.ready]
         leaving = self.leaving(node)
-        if leaving and self.draw.random() < 0.5:
+        if leaving and self.draw.random() < 0.3:
             node.detach(self.draw.choice(leaving))
-        elif ready and self.draw.random() < 0.5:
-            node.enqueued(self.draw.choice(ready))
         elif ready:
-            node.over(self.draw.choice(ready))
+            self.draw.choice((node.enqueued, node.over))(self.draw.choice(ready))
 
     def leaving(self, node: Node) -> list[Pair]:
         """Return what was given up, and is not used by the backend any more."""
@@ -624,8 +635,8 @@ class Schedule:
             node.over(place)
         return bool(leaving or ready)
 
-    def withdraw(self) -> None:
-        node = self.draw.choice(self.nodes)
+    def withdraw(self, node: Node | None = None) -> None:
+        node = node or self.draw.choice(self.nodes)
         if self.draw.random() < 0.05:
             self.withdraw_all(node)
             return

@@ -23,8 +23,9 @@ import pytest
 import torch
 from engine.conftest import see_plain
 
-from multiworld.matching.protocol import CODES, HEADER, Kind, Mode
+from multiworld.matching.protocol import CODES, Mode
 from multiworld.transport.descriptors import open_numbers
+from tests.multiworld.engine.reference.frames import HEADER, Kind
 
 SECONDS = 30.0
 PENDING, DONE, MISMATCH, ENDED = range(4)
@@ -286,16 +287,58 @@ def _moved(engine: Any, over: Callable[[], bool]) -> None:
         assert time.monotonic() < until
 
 
-def test_messages_that_are_started_together_go_out_together(native: ModuleType) -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # which keeps apart what is written apart
+@pytest.fixture
+def packets(native: ModuleType) -> Iterator[tuple[Any, socket.socket]]:
+    """An engine, and the socket of its peer, which keeps apart what is written apart."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     engine = native.Engine(0, {1: ours.detach()}, 1 << 20)
-    got = torch.zeros(5)
-    posts = [(True, False, 1, key, 0, CODES[got.dtype], 4, got[key:].data_ptr(), None) for key in range(5)]
-    assert len(set(engine.start_all(posts))) == 5
     with theirs:
         theirs.settimeout(SECONDS)
-        assert len(theirs.recv(1_000)) == 5 * HEADER.size
+        yield engine, theirs
     engine.end(False)
+
+
+def posts(got: torch.Tensor) -> list[Any]:
+    """Make receives of one element each."""
+    return [(True, False, 1, key, 0, CODES[got.dtype], 4, got[key:].data_ptr(), None) for key in range(len(got))]
+
+
+@pytest.mark.parametrize(("count", "writes"), [(1, [1]), (5, [5]), (20, [8, 8, 4])])
+def test_messages_that_are_started_together_go_out_together(
+    packets: tuple[Any, socket.socket], count: int, writes: list[int]
+) -> None:
+    """A long batch does not keep the peer waiting."""
+    engine, theirs = packets
+    got = torch.zeros(count)
+    assert len(set(engine.start_all(posts(got)))) == count
+    assert [len(theirs.recv(1_000)) // HEADER.size for _ in writes] == writes
+
+
+def test_what_is_held_goes_out_before_a_payload(packets: tuple[Any, socket.socket]) -> None:
+    engine, theirs = packets
+    got, sent = torch.zeros(2), torch.ones(1)
+    theirs.send(HEADER.pack(Kind.POST, CODES[sent.dtype], 0, 1, 7, 4))
+    engine.drain(1)
+    engine.start_all([*posts(got), (False, False, 1, 7, 0, CODES[sent.dtype], 4, sent.data_ptr(), None)])
+    assert [len(theirs.recv(1_000)) for _ in range(2)] == [2 * HEADER.size, HEADER.size + 4]
+
+
+def test_answers_to_what_came_together_go_out_together(packets: tuple[Any, socket.socket]) -> None:
+    engine, theirs = packets
+    sent = torch.ones(3)
+    for key in range(3):
+        engine.start((False, False, 1, key, 0, CODES[sent.dtype], 4, sent[key:].data_ptr(), None))
+    theirs.send(b"".join(HEADER.pack(Kind.POST, CODES[sent.dtype], 0, key, key, 8) for key in range(3)))
+    engine.drain(1)
+    assert len(theirs.recv(1_000)) == 3 * HEADER.size, "three refusals of another length"
+
+
+def test_what_is_started_alone_is_not_held(packets: tuple[Any, socket.socket]) -> None:
+    engine, theirs = packets
+    got = torch.zeros(2)
+    for post in posts(got):
+        engine.start(post)
+    assert [len(theirs.recv(1_000)) for _ in range(2)] == [HEADER.size, HEADER.size]
 
 
 def test_what_an_operation_waits_for_is_known(two: Two) -> None:
@@ -583,7 +626,7 @@ WAITING_TO_THE_END = """
 import socket, threading, torch
 from multiworld.engine import library
 ours, theirs = socket.socketpair()
-engine = library.compiled().Engine(0, {1: ours.detach()}, 1 << 20)
+engine = library.module().Engine(0, {1: ours.detach()}, 1 << 20)
 begun, got = threading.Barrier(5), torch.zeros(1)
 def wait():
     begun.wait()

@@ -105,7 +105,7 @@ sys.path[:0] = [{tests!r}]
 from engine.test_guard import guards, owe, read_all
 from engine.test_binding import Two
 from multiworld.engine import library
-native = library.compiled()
+native = library.module()
 for generation in range(3):
     assert not guards()
     two = Two(native, bare=True)
@@ -141,7 +141,7 @@ sys.path[:0] = [{tests!r}]
 from engine.test_guard import READER, owe
 from engine.test_binding import Two
 from multiworld.engine import library
-two = Two(library.compiled(), bare=True)
+two = Two(library.module(), bare=True)
 owed = owe(two)
 command = [sys.executable, "-c", READER, str(two.peer.fileno()), str(owed)]
 reader = subprocess.Popen(command, pass_fds=[two.peer.fileno()], stdout=subprocess.PIPE, text=True)

@@ -448,7 +448,7 @@ child = os.fork()
 rank = 1 if child else 0
 (theirs if child else ours).close()
 sock = ours if child else theirs
-engine = library.compiled().Engine(rank, {1 - rank: sock.detach()}, 1 << 20)
+engine = library.module().Engine(rank, {1 - rank: sock.detach()}, 1 << 20)
 data = torch.ones(1_000_000)
 for turn in range(4):
     number = engine.start((turn % 2 == rank, False, 1 - rank, 7, 0, 7, data.nbytes, data.data_ptr(), None))

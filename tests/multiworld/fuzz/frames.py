@@ -6,7 +6,8 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 
-from multiworld.matching.protocol import HEADER, HEADER_BYTES, WITH_PAYLOAD, Kind, Mode
+from multiworld.matching.protocol import Mode
+from tests.multiworld.engine.reference.frames import HEADER, HEADER_BYTES, WITH_PAYLOAD, Kind
 
 #: lengths that programs get wrong
 _LENGTHS = (0, 1, 7, 23, 24, 25, 255, 4_096, 16_384, 16_385, 65_536)

@@ -1,7 +1,8 @@
-"""The ties of the compiled engine to waiting threads, an event loop, the hub and the backends of its session."""
+"""The ties of the engine to waiting threads, an event loop, the hub and the backends of its session."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import enum
 import math
@@ -13,18 +14,18 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from multiworld.engine.compiled_engine import (
+from multiworld.engine.engine import (
     Compiled,
-    CompiledEngine,
     CompiledReceive,
     CompiledSend,
+    Engine,
     Outcome,
 )
 from multiworld.errors import BrokenWorldException, LossReason
 from multiworld.matching.operation import BatchOperation, Operation
+from multiworld.process import wake_ups
 from multiworld.process.torch_modes import torch_modes_active, without_torch_modes
 from multiworld.transport.descriptors import reserve
-from multiworld.transport.poller import LoopTie
 from multiworld.transport.reactor import Reactor
 
 
@@ -38,7 +39,7 @@ class _Happened(enum.IntEnum):
     OWED = 4
 
 
-class CompiledOwner(Protocol):
+class BridgeOwner(Protocol):
     """The session."""
 
     @property
@@ -54,11 +55,11 @@ class CompiledOwner(Protocol):
     def on_value(self, peer: int, gid: int, name: bytes, value: bytes) -> None: ...
 
 
-class CompiledBridge(LoopTie):
+class Bridge:
     """Lets threads and the event loop of a session move the data of its compiled engine, and acts on its events."""
 
-    def __init__(self, owner: CompiledOwner, engine: CompiledEngine) -> None:
-        super().__init__()
+    def __init__(self, owner: BridgeOwner, engine: Engine) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._owner, self._engine = owner, engine
         self._native = engine.native
         self._traffic: dict[int, tuple[int, int]] = {}
@@ -98,6 +99,25 @@ class CompiledBridge(LoopTie):
             if not operation.attach(ended.set):
                 return
         ended.wait(min(seconds, threading.TIMEOUT_MAX))
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let ``loop`` move the data from now on. From any thread."""
+        if loop.is_closed():  # as if there was none: threads move it
+            return
+        self._loop = loop
+        if asyncio._get_running_loop() is loop:
+            self._register()
+        else:
+            with contextlib.suppress(RuntimeError):  # closed just now
+                loop.call_soon_threadsafe(self._register)
+
+    def resolve(self, future: asyncio.Future[None]) -> None:
+        """Wake the task that awaits ``future``."""
+        # Not by the thread's number: another thread may run the loop by now, and this one wait for itself.
+        if self._loop is not None and asyncio._get_running_loop() is self._loop:
+            wake_ups.settle(future)
+        elif self._loop is not None:
+            wake_ups.wake(self._loop, future)
 
     def _register(self) -> None:
         with self._owner.lock:  # else it may be closed meanwhile
@@ -186,18 +206,20 @@ class CompiledBridge(LoopTie):
                     self._loop.remove_reader(number)
 
         self._owner.hub.call(forget)
-        if self._readers:
-            self._in_loop(unregister)
+        if self._readers and self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(unregister)
 
     # events, in the hub's thread
 
     def _listen(self) -> None:
         native = self._native
         if native is not None:
-            self._owner.hub.watch(native.eventful(), selectors.EVENT_READ, lambda _: self._act())
-            self._act()
+            self._owner.hub.watch(native.eventful(), selectors.EVENT_READ, lambda _: self.act())
+            self.act()
 
-    def _act(self) -> None:
+    def act(self) -> None:
+        """Act on what the engine tells."""
         native = self._native
         if native is None:
             return

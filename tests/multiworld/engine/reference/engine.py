@@ -12,24 +12,28 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from multiworld.errors import BrokenWorldException
-from multiworld.matching.agreement import CollectiveOperation, GroupCollectives
-from multiworld.matching.any_source import AnyReceive
+from multiworld.matching.agreement import CollectiveOperation
 from multiworld.matching.collective_plan import Plan
 from multiworld.matching.device import Device
-from multiworld.matching.interface import Matching
 from multiworld.matching.membership import GroupMembers, Membership
-from multiworld.matching.memory import room_for
-from multiworld.matching.operation import Host, Operation, Sink
-from multiworld.matching.peer_messages import AnySource, PeerMessages
-from multiworld.matching.protocol import MAX_GROUPS, Kind, Placement
-from multiworld.matching.send_receive import End, Payload, ReceiveOperation, SendOperation, Signature, View
+from multiworld.matching.operation import Operation, Registry
+from multiworld.matching.protocol import MAX_GROUPS
+from multiworld.matching.send_receive import End, Payload, Signature, View
+
+from .agreement import GroupCollectives
+from .any_source import AnyReceive
+from .frames import Kind, Placement
+from .memory import room_for
+from .peer_messages import AnySource, PeerMessages
+from .send_receive import ReceiveOperation, SendOperation
+from .sink import Host, Sink
 
 #: the kinds that come with every message, as plain numbers: each is compared for every frame
 _DATA, _POST, _FINGERPRINT, _VALUE = map(int, (Kind.DATA, Kind.POST, Kind.FINGERPRINT, Kind.VALUE))
 
 
-class Engine(Matching):
-    """Matches sends, receives and collectives in Python.
+class Engine(Registry):
+    """Matches sends, receives and collectives in Python: the model of the compiled engine.
 
     Args:
         sinks: the ways to the peers, by world rank.
@@ -49,6 +53,7 @@ class Engine(Matching):
         device: Device | None = None,
     ) -> None:
         super().__init__(membership, host, lock, clock, device)
+        self._host: Host = host
         self.any_receives: list[AnySource] = []
         self.messages = {peer: PeerMessages(self, sink, self.any_receives, host) for peer, sink in sinks.items()}
         self._sinks = sinks
@@ -155,7 +160,10 @@ class Engine(Matching):
 
     # peers that leave, and our own end; the caller holds the lock
 
-    def can_end_without(self, peer: int, *, gives_up: bool) -> bool:
+    def depart(self, peer: int, *, gives_up: bool) -> bool:
+        """``peer`` left in good order: whether every operation can still end."""
+        if not self.goes_on_without(peer, gives_up=gives_up):
+            return False
         for operation in tuple(self.operations):
             if operation.withdrawn and isinstance(operation, SendOperation) and operation.needs(peer):
                 self.operations.discard(operation)  # it went on for the peer's sake only
@@ -164,6 +172,10 @@ class Engine(Matching):
             one for one in operations if gives_up and isinstance(one, CollectiveOperation) and peer in one.ranks
         )
         return not any(unfinished) and not any(one.needs(peer) for one in operations)
+
+    def needed(self, peer: int) -> bool:
+        """Return whether an operation cannot be done without ``peer``."""
+        return any(operation.needs(peer) for operation in tuple(self.operations))
 
     def gives_up(self) -> bool:
         collective = any(isinstance(operation, CollectiveOperation) for operation in self.operations)

@@ -15,7 +15,6 @@ rest of a send is copied then. The rest of a message goes to memory of our own, 
 
 from __future__ import annotations
 
-import struct
 from bisect import insort
 from collections.abc import Callable
 from operator import attrgetter
@@ -24,17 +23,15 @@ from typing import Final, Protocol
 import torch
 
 from multiworld.matching.device import DeviceEnd
-from multiworld.matching.memory import bytes_of, new_buffer
-from multiworld.matching.operation import Host, Launch, Registry, Sink
-from multiworld.matching.protocol import Kind, Mode, Placement, channel
-from multiworld.matching.send_receive import (
-    EXACT,
-    Queues,
-    ReceiveOperation,
-    SendOperation,
-    refused_receive,
-    refused_send,
-)
+from multiworld.matching.memory import bytes_of
+from multiworld.matching.operation import Launch, Registry
+from multiworld.matching.protocol import Mode, channel
+from multiworld.matching.send_receive import EXACT, LENGTH, refused_receive, refused_send
+
+from .frames import Kind, Placement
+from .memory import new_buffer
+from .send_receive import Queues, ReceiveOperation, SendOperation
+from .sink import Host, Sink
 
 #: how many receives a peer may have waiting at us; each costs us memory
 MAX_WAITING = 1 << 16
@@ -362,8 +359,6 @@ class PeerMessages:
 
 #: modes of DATA whose payload does not follow it
 ON_DEVICE: Final = frozenset(map(int, (Mode.DEVICE, Mode.DEVICE_TENSOR)))
-#: what is said of a tensor on the device: bytes of its payload; its shape follows, see ``tensors.shapes``
-LENGTH: Final = struct.Struct("<Q")
 _MAX_SAID_BYTES: Final = LENGTH.size + 8 * 255 + 1
 
 

@@ -8,9 +8,11 @@ from typing import Any
 from multiworld.errors import MultiWorldError
 from multiworld.matching.device import DeviceEnd
 from multiworld.matching.operation import Operation
-from multiworld.matching.peer_messages import AnySource, PeerMessages
-from multiworld.matching.protocol import Kind
-from multiworld.matching.send_receive import End, Received, ReceiveOperation, Signature, View
+from multiworld.matching.send_receive import End, Received, Signature, View
+
+from .frames import Kind
+from .peer_messages import AnySource, PeerMessages
+from .send_receive import ReceiveOperation
 
 
 class AnyReceive(Received):

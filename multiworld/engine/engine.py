@@ -20,9 +20,8 @@ from multiworld.matching.agreement import CollectiveOperation
 from multiworld.matching.collective_plan import Bytes, Plan
 from multiworld.matching.device import Device, DeviceEnd, Moment
 from multiworld.matching.driver import Driver
-from multiworld.matching.interface import Matching
 from multiworld.matching.membership import GroupMembers, Membership
-from multiworld.matching.operation import Host, Launch, Operation
+from multiworld.matching.operation import Host, Launch, Operation, Registry
 from multiworld.matching.protocol import CODES, Mode, channel
 from multiworld.matching.send_receive import (
     End,
@@ -58,7 +57,7 @@ class Compiled(Operation, ABC):
         number: names it there; 0 until it is started.
     """
 
-    engine: CompiledEngine
+    engine: Engine
     number = 0
 
     @abstractmethod
@@ -123,7 +122,7 @@ class CompiledSend(Compiled):
 
     def __init__(
         self,
-        engine: CompiledEngine,
+        engine: Engine,
         name: str,
         peer: int,
         signature: Signature | None,
@@ -190,7 +189,7 @@ class CompiledReceive(Compiled, Received):
 
     def __init__(
         self,
-        engine: CompiledEngine,
+        engine: Engine,
         name: str,
         peers: tuple[int, ...],
         signature: Signature | None,
@@ -312,7 +311,7 @@ class CompiledReceive(Compiled, Received):
 class CompiledCollective(Compiled, CollectiveOperation):
     """A collective that is agreed on in the compiled engine, and goes with it or through the backend."""
 
-    def __init__(self, engine: CompiledEngine, group: GroupMembers, plan: Plan) -> None:
+    def __init__(self, engine: Engine, group: GroupMembers, plan: Plan) -> None:
         super().__init__(engine, group.gid, group.digest, group.ranks, plan)
         self.engine = engine
 
@@ -360,8 +359,8 @@ def _ready(end: End) -> tuple[torch.Tensor, Moment]:
     return end.data, end.moment
 
 
-class CompiledEngine(Matching):
-    """Matches sends, receives and collectives in compiled code, which moves their data as well.
+class Engine(Registry):
+    """Matches all messages and collectives of one generation in compiled code, which moves their data as well.
 
     Args:
         native: the compiled engine, which has the connections to the peers.
@@ -393,6 +392,16 @@ class CompiledEngine(Matching):
         keep: Any,
         end: End = None,
     ) -> CompiledSend:
+        """Start a send.
+
+        Args:
+            name: of the operation, for messages.
+            peer: world rank.
+            key: of the message, see ``protocol.message_key``.
+            payload: bytes to send, in pieces.
+            keep: the tensor whose memory the first piece is; None if it is nobody's.
+            end: where it is on the device.
+        """
         operation = CompiledSend(self, name, peer, signature, keep, end=end)
         if end is None:
             first, *rest = payload
@@ -415,6 +424,7 @@ class CompiledEngine(Matching):
         keep: Any,
         end: End = None,
     ) -> CompiledReceive:
+        """Start a receive into the memory of ``keep``, or into memory that is found when it comes."""
         operation = CompiledReceive(self, name, (peer,), signature, keep, end=end)
         memory = None if keep is None or end is not None else keep.data_ptr()
         message = (True, end is not None, peer, key, *signature, memory, None)
@@ -426,11 +436,13 @@ class CompiledEngine(Matching):
         return operation
 
     def send_plain(self, name: str, peer: int, key: int, tensor: torch.Tensor) -> CompiledSend | None:
+        """Start to send ``tensor`` if it can be told in compiled code that it is plain; else return None."""
         with self.lock:
             number = self._start_plain(False, peer, key, tensor)
             return None if not number else self._begun(CompiledSend(self, name, peer, None, tensor, number))
 
     def receive_plain(self, name: str, peer: int, key: int, tensor: torch.Tensor) -> CompiledReceive | None:
+        """Start to receive into ``tensor`` if it can be told in compiled code that it is plain; else return None."""
         with self.lock:
             number = self._start_plain(True, peer, key, tensor)
             return None if not number else self._begun(CompiledReceive(self, name, (peer,), None, tensor, number))
@@ -482,6 +494,7 @@ class CompiledEngine(Matching):
         keep: Any,
         end: End = None,
     ) -> CompiledReceive:
+        """Start a receive from the one of ``peers``, world ranks, that sends first."""
         operation = CompiledReceive(self, "recv", peers, signature, keep, end=end)
         with self.lock:
             all_gone = self.departed.issuperset(peers)
@@ -492,6 +505,7 @@ class CompiledEngine(Matching):
         return operation
 
     def collective(self, group: GroupMembers, plan: Plan) -> CompiledCollective:
+        """Start the collective of a group that ``plan`` says, and tell the others."""
         operation = CompiledCollective(self, group, plan)
         with self.lock:
             if self.register(operation, tuple(self.departed.intersection(group.ranks))):
@@ -509,6 +523,7 @@ class CompiledEngine(Matching):
 
     @contextmanager
     def together(self, peers: Iterable[int]) -> Iterator[None]:  # noqa: ARG002 - the compiled part knows them
+        """Let what is started meanwhile, and sent to ``peers``, go out together. The caller holds the lock."""
         started: list[tuple[CompiledSend | CompiledReceive, _Message]] = []
         self._together = started
         try:
@@ -536,17 +551,21 @@ class CompiledEngine(Matching):
         if on_device:  # all have their numbers
             self.begin()
 
-    def can_end_without(self, peer: int, *, gives_up: bool) -> bool:
-        return bool(self.native.depart(peer, gives_up))
+    def depart(self, peer: int, *, gives_up: bool) -> bool:
+        """``peer`` left in good order: whether every operation can still end."""
+        return self.goes_on_without(peer, gives_up=gives_up) and bool(self.native.depart(peer, gives_up))
 
     def gives_up(self) -> bool:
+        """Return whether our end now leaves something undone that others take part in."""
         return bool(self.native.gives_up()) or self.awaited_work()
 
     def needed(self, peer: int) -> bool:
+        """Return whether an operation cannot be done without ``peer``. Without the lock."""
         native = self.native
         return native is not None and bool(native.needs(peer))
 
     def end(self, error: BrokenWorldException) -> None:
+        """Fail every operation with ``error`` that the backend does not work on, and let none begin any more."""
         self.fail_all(error, running=False)
         self._going.clear()
         watched, self._watched = self._watched, {}  # those that run on the backend are told by it
