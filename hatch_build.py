@@ -112,7 +112,8 @@ class NativeBuildHook(BuildHookInterface):
         self._folder = None if version == "editable" else tempfile.mkdtemp(prefix="multiworld-build-")
         target = Path(self._folder, ENGINE.name) if self._folder else root / ENGINE
         if why := compile_into(root, target):
-            self.app.abort(f"multiworld cannot be built: {why}\n  what to do: install g++ or clang, or set CXX")
+            self.finalize("", {}, "")
+            self.app.abort(no_engine(why))
         if self._folder:
             library, sbom = target.read_bytes(), Path(self._folder, "multiworld.cdx.json")
             build_data["force_include"][str(target)] = ENGINE.as_posix()

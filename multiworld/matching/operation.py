@@ -163,9 +163,13 @@ class Registry:
         return any(launch.operation is not None and not launch.operation.done for launch in self.under_way)
 
     def finishing(self) -> bool:
-        """Return whether a caller waits for what the backend does now, and all who take part in it see it through."""
+        """Return whether a caller waits for what will end: the backend is at it, and all who take part in it see it
+        through, or a member that left has done so, and the parts of the others are on their way."""
         awaited = (launch for launch in self.under_way if launch.operation is not None and not launch.operation.done)
-        return any(self.gave_up.isdisjoint(launch.ranks) for launch in awaited)
+        if any(self.gave_up.isdisjoint(launch.ranks) for launch in awaited):
+            return True
+        left = self.departed - self.gave_up
+        return any(operation.ended_with(left) for operation in self.operations)
 
     def goes_on_without(self, peer: int, *, gives_up: bool) -> bool:
         """Note that ``peer`` left in good order; whether what the backend does can still end.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -437,14 +436,14 @@ class SyncGroup(SyncBase, GroupBase):
     _send = twin(Group.send)
     _recv = twin(Group.recv)
 
-    @functools.wraps(_send)
     def send(
         self, tensor: torch.Tensor, dst: int, *, tag: int = 0, stream: bool = False, timeout: float | None = None
     ) -> None:
         if not exchange(self, "send", tensor, dst, tag, timeout):
             self._send(tensor, dst, tag=tag, stream=stream, timeout=timeout)
 
-    @functools.wraps(_recv)
+    send.__doc__ = Group.send.__doc__
+
     def recv(
         self,
         tensor: torch.Tensor,
@@ -457,6 +456,8 @@ class SyncGroup(SyncBase, GroupBase):
         if src is not None and exchange(self, "recv", tensor, src, tag, timeout):
             return src
         return self._recv(tensor, src, tag=tag, stream=stream, timeout=timeout)
+
+    recv.__doc__ = Group.recv.__doc__
 
     send_tensor = twin(Group.send_tensor)
     recv_tensor = twin(Group.recv_tensor)

@@ -392,6 +392,11 @@ PyObject* events(PyObject* self, PyObject*) {
   return list;
 }
 
+PyObject* flush(PyObject* self, PyObject*) {
+  Engine* engine = engine_of(self);
+  return engine ? PyBool_FromLong(unlocked([&] { return engine->flush(); })) : nullptr;
+}
+
 PyObject* end(PyObject* self, PyObject* orderly) {
   Engine* engine = engine_of(self);
   if (!engine) return nullptr;
@@ -559,6 +564,7 @@ PyMethodDef engine_methods[] = {
     PLAIN("ways", ways, METH_NOARGS),
     PLAIN("progress", progress, METH_NOARGS),
     PLAIN("events", events, METH_NOARGS),
+    PLAIN("flush", flush, METH_NOARGS),
     PLAIN("end", end, METH_O),
     PLAIN("shut", shut, METH_NOARGS),
     PLAIN("linger", linger, METH_NOARGS),

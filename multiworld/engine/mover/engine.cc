@@ -544,8 +544,16 @@ void Engine::tell(Event event) {
   events_.push_back(std::move(event));
 }
 
+bool Engine::flush() {
+  Locked lock(*this);
+  turns_++;
+  for (auto& [peer, lane] : lanes_) lane.flush(), watch(lane);
+  return std::any_of(lanes_.begin(), lanes_.end(), [](const auto& entry) { return entry.second.backlog(); });
+}
+
 bool Engine::drain(int peer) {
   Locked lock(*this);
+  turns_++;
   Lane& lane = lanes_.at(peer);
   if (lane.ended()) return false;
   try {

@@ -107,6 +107,8 @@ class Engine final : private Wire, private Host {
   // For the owner.
   std::vector<Event> events();
   int eventful() const { return host_; }
+  // Write what the connections take, for who moves data step by step; whether something is left.
+  bool flush();
   // Read all that has come from a peer; false once its connection has ended.
   bool drain(int peer);
   // Send a value for the set-up of a backend.

@@ -15,7 +15,8 @@ import pytest
 import torch
 from engine.test_binding import DONE, SECONDS, Two, frame, recv, send, start_recv, start_send
 
-from multiworld.matching.protocol import HEADER, Kind, Mode
+from multiworld.matching.protocol import Mode
+from tests.multiworld.engine.reference.frames import HEADER, Kind
 
 COUNT = 4 << 20  # float32: far more than sockets and rings hold
 

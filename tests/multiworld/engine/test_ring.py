@@ -35,8 +35,9 @@ from engine.test_binding import (
     start_send,
 )
 
-from multiworld.matching.protocol import CODES, HEADER, Kind, Mode
+from multiworld.matching.protocol import CODES, Mode
 from multiworld.transport.descriptors import open_numbers
+from tests.multiworld.engine.reference.frames import HEADER, Kind
 
 RING, RING_IS, CHUNK, READ = 64, 65, 66, 67
 THROUGH_RING = 0x80
