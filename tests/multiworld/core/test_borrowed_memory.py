@@ -6,6 +6,7 @@ Transfers are stopped at every step they have: two members live in one process, 
 from __future__ import annotations
 
 import contextlib
+import resource
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -86,6 +87,15 @@ def in_one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def without_shared_memory() -> Iterator[None]:
+    """Through a ring a payload goes in a few steps; here it takes many."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.fixture
