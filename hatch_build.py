@@ -130,4 +130,5 @@ class NativeBuildHook(BuildHookInterface):
 
 if __name__ == "__main__":
     here = Path(__file__).resolve().parent
-    sys.exit(compile_into(here, here / ENGINE) or 0)
+    if reason := compile_into(here, here / ENGINE):
+        sys.exit(no_engine(reason))

@@ -1,8 +1,8 @@
 """Training with DDP that survives a dead worker: one is killed in the middle, replaced, and the others go on.
 
-Run ``python examples/ddp_recovers.py``. It starts three workers, kills one of them in the middle of a step, and starts
-another one in its place. The others never leave their processes. All end with the same weights. With
-``--without-replacement`` the two that are left finish the training.
+Run ``python examples/ddp_recovers.py``; it needs numpy, with which torch broadcasts objects. It starts three workers,
+kills one of them in the middle of a step, and starts another one in its place. The others never leave their processes.
+All end with the same weights. With ``--without-replacement`` the two that are left finish the training.
 """
 
 from __future__ import annotations

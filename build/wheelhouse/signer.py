@@ -21,7 +21,7 @@ TrustedRoot = Annotated[Path | None, typer.Option(help="sigstore's trusted_root.
 
 
 class Signer(msgspec.Struct, frozen=True):
-    """Who must have signed; without a key and an identity anybody may, or nobody.
+    """The signer who is believed; without a key and an identity anybody may, or nobody.
 
     Attributes:
         key: file of a public key.

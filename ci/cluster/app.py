@@ -65,6 +65,11 @@ def install(
     if bool(names) + bool(lock) + bool(roll_back) + status != 1:
         raise UsageError("name one of these: what to install, --lock, --roll-back or --status")
     believed = signer.named(key, identity, issuer, trusted_root)
+    if not names and (believed.name or index or wheels):
+        raise UsageError(
+            "--key, --identity, --index and --wheels are for what is named to install",
+            remedy="name NAME==VERSION instead of --lock, --roll-back or --status, or leave them out",
+        )
     asked = Request(tuple(names), tuple(index or ()), str(wheels.resolve()) if wheels else "", believed)
     wanted: dict[str, object] = {"name": asked.named(), "request": msgspec.json.encode(asked).decode()} if names else {}
     wanted |= {"name": lock.stem, "lock": str(lock.resolve())} if lock else {}

@@ -30,7 +30,7 @@ def module() -> Any:
 
 def launcher() -> Any:
     """Make the launcher of a communicator on a device; see ``engine/launch/launcher.h``."""
-    return _module.Launcher()
+    return module().Launcher()
 
 
 def launch_functions() -> Sequence[str]:

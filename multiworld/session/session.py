@@ -267,7 +267,7 @@ class Session:
             self._ended.update(ended)
             if self.failure is not None or self._ending is not None:
                 return
-            if not self.engine.operations:
+            if not self._pending():
                 self.break_(error, orderly=True)
                 return
             self._ending = error
@@ -282,10 +282,14 @@ class Session:
         with self.lock:
             all_read = all(map(self.bridge.lane_ended, self._ended & others))
             finishing = self.engine.finishing() or not (all_read or time.monotonic() > until)
-            if not (finishing and self.engine.operations):
+            if not (finishing and self._pending()):
                 self.break_(error, orderly=True)
         if self.failure is None:
             self.hub.call_later(LOOK_SECONDS, lambda: self._end_once_done(error, until))
+
+    def _pending(self) -> bool:
+        """Tell whether an operation is under way; a message that is exchanged in one call is one, too."""
+        return bool(self.engine.operations) or any(map(self.engine.needed, range(self.membership.size)))
 
     def break_(self, error: BrokenWorldException, *, tell: bool = True, orderly: bool = False) -> None:
         """End the session for ``error``, unless it has ended: the first cause wins. From any thread, at once.

@@ -61,7 +61,10 @@ class Completer:
 
     def drives(self, work: WorldWork) -> bool:
         """Drive ``work`` to its end if this is the thread of the completer, and it is one of its own."""
-        if threading.get_ident() != self._ident or work not in self._ours:
+        if threading.get_ident() != self._ident:
+            return False
+        self._hear(wait=False)  # one that another thread has handed over just now is ours
+        if work not in self._ours:
             return False
         self._ours.remove(work)
         work.drive()

@@ -105,6 +105,7 @@ class WorldProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is no
     def renewed(self) -> None:
         """Take up a new generation: torch.distributed learns the new ranks."""
         registration.register(self, self.group_name)
+        self._together = None  # torch does not end a block in which an operation failed
 
     @contextlib.contextmanager
     def typed(self) -> Iterator[None]:

@@ -78,8 +78,9 @@ def recovering(
             logger.warning("step %d comes again: %s", done, failure)
             _rejoin(pg, failure, replace, timeout)
         try:
-            reset()
-            done = _agree(pg, done, sync)
+            with pg.typed():  # what runs in C++ loses the type of a loss
+                reset()
+                done = _agree(pg, done, sync)
         except RECOVERED as error:
             failure = error
             continue

@@ -109,7 +109,10 @@ class WorldWork(dist.Work):  # type: ignore[misc]  # torch is not followed by th
                 except Exception as error:  # noqa: BLE001, PERF203 - raised where it is waited for
                     self._fail(error)
             if self._error is None and self._after is not None:
-                self._after()
+                try:
+                    self._after()
+                except Exception as error:  # noqa: BLE001 - raised where it is waited for
+                    self._fail(error)
         except BaseException as interrupt:  # it has withdrawn the operation
             self._fail(interrupt)
             raise

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -36,8 +37,10 @@ char* mapped(int descriptor, int rights) {
 
 // Memory without a name, all of which is there; -1 if it cannot be had.
 int unnamed() {
-  int descriptor = memfd_create("multiworld", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
-  if (descriptor < 0 && errno == EINVAL) descriptor = memfd_create("multiworld", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  // Not by glibc's function, which older systems lack.
+  auto make = [](unsigned flags) { return int(syscall(SYS_memfd_create, "multiworld", flags)); };
+  int descriptor = make(MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+  if (descriptor < 0 && errno == EINVAL) descriptor = make(MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (descriptor < 0) return -1;
   if (ftruncate(descriptor, Ring::size) == 0 && fallocate(descriptor, 0, 0, Ring::size) == 0) return descriptor;
   int error = errno;

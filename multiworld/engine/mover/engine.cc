@@ -348,7 +348,9 @@ bool Engine::pay(bool* ours) {
   seen_turns_ = turns_;
   if (*ours) {
     epoll_event events[most_events];
+    size_t owed = owed_.size();
     serve(events, epoll_wait(epoll_, events, most_events, 0));
+    if (owed_.size() > owed) tell({Event::Type::owed});  // the guard cannot begin it
   }
   unwritten_ = std::any_of(lanes_.begin(), lanes_.end(), [](const auto& entry) { return entry.second.owes(); });
   return unwritten_;

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine.test_binding import DONE, SECONDS, Two, frame, recv, send, start_recv, start_send
+from engine.test_binding import DONE, OWED, SECONDS, Two, events_of, frame, recv, send, start_recv, start_send
 
 from multiworld.matching.protocol import Mode
 from tests.multiworld.engine.reference.frames import HEADER, Kind
@@ -64,6 +64,19 @@ def test_the_rest_is_written_on_the_socket(native: ModuleType) -> None:
     with ours, theirs:
         read_all(theirs, owe(two))
     two.a.end(False)
+
+
+def test_what_the_guard_matches_for_the_backend_is_told_to_the_owner(native: ModuleType) -> None:
+    """It cannot begin it itself, and nobody else may look for long."""
+    two = Two(native, bare=True)
+    owe(two)
+    two.a.collective(3, (0, 1), bytes(24), True, [None, b""])
+    two.peer.sendall(frame(Kind.FINGERPRINT, flags=24, seq=0, key=3, nbytes=24) + bytes(24))
+    events = events_of(two.a)
+    assert [event[0] for event in events] == [OWED], events
+    assert len(two.a.owed()) == 1
+    two.a.end(False)
+    two.peer.close()
 
 
 @pytest.mark.parametrize("with_ring", [False, True])
