@@ -67,6 +67,8 @@ def named(key: Path | None, identity: str, issuer: str, trusted_root: Path | Non
     """Return the signer that the options of a command name."""
     if key and identity:
         raise UsageError("--key and --identity name two signers", remedy="name the one that signs")
+    if not identity and (trusted_root or issuer != ISSUER):
+        raise UsageError("--issuer and --trusted-root are for --identity", remedy="name who must have signed")
     if key:
         signing.public_key(key)
     if trusted_root and not trusted_root.is_file():

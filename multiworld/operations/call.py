@@ -253,10 +253,14 @@ class SyncCall(_Call):
         try:
             self._session.bridge.wait(operation)
         except BaseException:
-            for held in self._withdrawn(operation):
-                self._end_now(held)
-            self._detach(operation)
+            self._give_up(operation)
             raise
+
+    def _give_up(self, operation: Operation) -> None:
+        """Withdraw an operation; its memory is the caller's again when this returns."""
+        for held in self._withdrawn(operation):
+            self._end_now(held)
+        self._detach(operation)
 
     def _end_now(self, operation: Operation) -> None:
         """Wait for the end of an operation that cannot be withdrawn; a second interrupt breaks the world for it."""

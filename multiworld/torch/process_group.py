@@ -105,7 +105,6 @@ class WorldProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is no
     def renewed(self) -> None:
         """Take up a new generation: torch.distributed learns the new ranks."""
         registration.register(self, self.group_name)
-        self._together = None  # torch does not end a block in which an operation failed
 
     @contextlib.contextmanager
     def typed(self) -> Iterator[None]:
@@ -199,11 +198,15 @@ class WorldProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is no
         # c10d fills its own default in where nothing was said.
         seconds = limit.total_seconds() if limit > _NONE and limit != default_pg_timeout else self._timeout
         registration.hide_from_dynamo()
-        begun = []
-        for start, *arguments in calls:
-            call = WorkCall(self.group, name, seconds)
-            call.begin(start, self.group, *arguments)
-            begun.append(call)
+        begun: list[WorkCall] = []
+        try:
+            for start, *arguments in calls:
+                call = WorkCall(self.group, name, seconds)
+                call.begin(start, self.group, *arguments)
+                begun.append(call)
+        except BaseException:
+            self._give_up(begun)
+            raise
         if self._together is not None:
             self._together.append((begun, layout))
             return None
@@ -211,6 +214,12 @@ class WorldProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is no
         if getattr(opts, "asyncOp", True):
             self._completer.note(work)
         return work
+
+    def _give_up(self, begun: list[WorkCall]) -> None:
+        """Give up what belongs to a call that fails; torch does not end a coalescing block in which one does."""
+        together, self._together = self._together or [], None
+        for call in (*begun, *(one for calls, _ in together for one in calls)):
+            call.give_up()
 
     def _note(self, error: BaseException) -> None:
         self._raised = [*self._raised[-8:], error]

@@ -40,6 +40,11 @@ class WorkCall(SyncCall):
         """Wait in this thread for the operation, and return its result."""
         return self.done(self.operation)
 
+    def give_up(self) -> None:
+        """Withdraw the operation, unless it is done or withdrawn: its tensors are the caller's again."""
+        if not (self.operation.done or self.operation.withdrawn):
+            self._give_up(self.operation)
+
     def set_deadline(self) -> None:
         """Start the clock."""
         self.operation.set_deadline(self._timeout)
@@ -113,7 +118,9 @@ class WorldWork(dist.Work):  # type: ignore[misc]  # torch is not followed by th
                     self._after()
                 except Exception as error:  # noqa: BLE001 - raised where it is waited for
                     self._fail(error)
-        except BaseException as interrupt:  # it has withdrawn the operation
+        except BaseException as interrupt:  # it has withdrawn the operation that was waited for
+            for call in self.calls:
+                call.give_up()
             self._fail(interrupt)
             raise
         finally:

@@ -317,7 +317,7 @@ void Engine::watch(Lane& lane) {
   if (lane.owes() && !unwritten_) {
     unwritten_ = true;
     turns_++;
-    Guard::look();
+    if (!Guard::look()) unwritten_ = false;  // it is asked again
   }
   if (lane.watched_for_writing == lane.blocked()) return;
   lane.watched_for_writing = lane.blocked();

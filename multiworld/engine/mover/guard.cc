@@ -54,14 +54,15 @@ int begun() {
 
 }  // namespace
 
-void Guard::look() {
+bool Guard::look() {
   int there = no_bell;
-  if (bell.compare_exchange_strong(there, beginning)) {
-    bell = begun();  // it looks as it begins
-  } else if (there >= 0) {
+  if (bell.compare_exchange_strong(there, beginning)) bell = there = begun();
+  // A new one is rung for, too: another engine may have come to owe something since it looked.
+  if (there >= 0) {
     uint64_t one = 1;
     [[maybe_unused]] ssize_t written = write(there, &one, sizeof one);
   }
+  return there != no_bell;
 }
 
 void Guard::after_fork_in_child() {

@@ -8,8 +8,8 @@ namespace multiworld {
 
 class Guard {
  public:
-  // An engine owes something: `Engine::pay_all` is called until none does.
-  static void look();
+  // An engine owes something: `Engine::pay_all` is called until none does. False if there is no thread to be had now.
+  static bool look();
   // There is no such thread in a forked child; it gets one of its own once it needs one.
   static void after_fork_in_child();
 };

@@ -15,11 +15,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from build import cli
-from build.errors import ClaimError, EnvironmentUnfitError
+from build.errors import ClaimError, EnvironmentUnfitError, UsageError
 from build.wheelhouse import attestation, trust
 from build.wheelhouse.attestation import Attestation, Publisher
 from build.wheelhouse.publish import Request, publish
-from build.wheelhouse.signer import ISSUER, Signer
+from build.wheelhouse.signer import ISSUER, Signer, named
 from ci.cluster import lock
 from tests.build.wheelhouse.conftest import served
 from tests.build.wheelhouse.sigstore_service import Service
@@ -154,6 +154,13 @@ def test_another_service_and_none(house: Path, tmp_path: Path, capsys: pytest.Ca
     said = capsys.readouterr().err
     assert "has no certificates of sigstore" in said
     assert "name two signers" in said
+
+
+@pytest.mark.parametrize("options", [("https://example.org", False), (ISSUER, True)])
+def test_an_issuer_or_a_root_without_an_identity_is_refused(tmp_path: Path, options: tuple[str, bool]) -> None:
+    issuer, with_root = options
+    with pytest.raises(UsageError, match="are for --identity"):
+        named(None, "", issuer, tmp_path if with_root else None)
 
 
 def test_the_form_of_pep_740(service: Service) -> None:

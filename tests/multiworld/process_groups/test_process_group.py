@@ -117,6 +117,27 @@ def test_typed_errors_at_once(store: str) -> None:
         assert list(pool.map(total, groups)) == [2.0, 2.0]
 
 
+def test_what_began_before_a_refusal_is_given_up(store: str) -> None:
+    """Its tensor is the caller's again, and the next operation is no part of a block that torch does not end."""
+    with members(store, 2) as (worlds, _):
+        pg, kept = worlds[0].process_group, torch.zeros(1)
+
+        def begin_two() -> None:
+            with dist._coalescing_manager(pg, torch.device("cpu")):
+                pg.recv([kept], 1, 0)
+                pg.recv([torch.zeros(1)], 7, 0)
+
+        with pytest.raises(InvalidArgument):
+            begin_two()
+        assert not worlds[0].member.session.engine.operations
+        assert worlds[0].failure is None
+        sending = worlds[1].process_group.send([torch.ones(1)], 0, 0)
+        got = torch.zeros(1)
+        assert pg.recv([got], 1, 0).wait()
+        assert sending.wait()
+        assert (kept.item(), got.item()) == (0.0, 1.0)
+
+
 @pytest.mark.parametrize("how", ["option", "wait", "group"])
 def test_a_timeout(store: str, how: str) -> None:
     with members(store, 2) as (worlds, _):
