@@ -167,7 +167,18 @@ class WorldProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is no
 
     @property
     def _device_types(self) -> list[torch.device]:
+        if not registration.is_known(self):  # torch 2.15 asks to record it, which its C++ cannot for a group in Python
+            return []
         return [torch.device(kind) for kind in dict.fromkeys(["cpu", self._member.torch_device.type])]
+
+    supports_coalescing = supports_splitting = _supports_time_estimate = False
+
+    def _get_backend(self, _: torch.device) -> WorldProcessGroup:
+        return self
+
+    def supports_tensor_alloc(self, _: torch.device) -> bool:
+        """Return False: FSDP2 asks, and takes torch's own memory."""
+        return False
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Let each operation take so long, where it says nothing else."""

@@ -13,10 +13,10 @@ from torch.distributed import distributed_c10d as c10d
 from multiworld.errors import InvalidArgument
 
 _tables: Final[Any] = c10d._world
-#: also where C++ looks a group up by its name; torch 2.2 has them
+#: also where C++ looks a group up by its name; torch before 2.3 keeps it there
 _register: Final = torch._C._distributed_c10d._register_process_group
+_unregister: Final = getattr(torch._C._distributed_c10d, "_unregister_process_group", lambda _: None)
 _hidden: Final[list[object]] = []
-_unregister: Final = torch._C._distributed_c10d._unregister_process_group
 
 
 def free_name(name: str) -> str:
@@ -27,7 +27,7 @@ def free_name(name: str) -> str:
 
 def register(pg: dist.ProcessGroup, name: str) -> None:
     """Enter ``pg`` under ``name``, or take over its new ranks. Its own ranks are what root ranks mean."""
-    if pg in _tables.pg_map:
+    if is_known(pg):
         refresh(pg)
         return
     _tables.pg_group_ranks[pg] = {rank: rank for rank in range(pg.size())}
@@ -39,6 +39,11 @@ def register(pg: dist.ProcessGroup, name: str) -> None:
     _tables.pg_to_tag[pg] = tag = f"ptd:{name}"
     _tables.tags_to_pg.setdefault(tag, []).append(pg)
     _register(name, pg)
+
+
+def is_known(pg: dist.ProcessGroup) -> bool:
+    """Whether torch.distributed has entered ``pg``."""
+    return pg in _tables.pg_map
 
 
 def refresh(pg: dist.ProcessGroup) -> None:
