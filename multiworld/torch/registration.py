@@ -13,15 +13,17 @@ from torch.distributed import distributed_c10d as c10d
 from multiworld.errors import InvalidArgument
 
 _tables: Final[Any] = c10d._world
-#: also where C++ looks a group up by its name; torch before 2.3 keeps it there
+#: names that cannot be used again: torch before 2.3 keeps in C++ what was registered
+_kept: Final[set[str]] = set()
+#: also where C++ looks a group up by its name
 _register: Final = torch._C._distributed_c10d._register_process_group
-_unregister: Final = getattr(torch._C._distributed_c10d, "_unregister_process_group", lambda _: None)
+_unregister: Final = getattr(torch._C._distributed_c10d, "_unregister_process_group", None)
 _hidden: Final[list[object]] = []
 
 
 def free_name(name: str) -> str:
     """Return ``name``, or what is like it: two members of one world may be in one process."""
-    taken = set(_tables.pg_names.values())
+    taken = {*_tables.pg_names.values(), *_kept}
     return next(one for one in (name, *(f"{name}:{number}" for number in range(2, len(taken) + 3))) if one not in taken)
 
 
@@ -39,6 +41,8 @@ def register(pg: dist.ProcessGroup, name: str) -> None:
     _tables.pg_to_tag[pg] = tag = f"ptd:{name}"
     _tables.tags_to_pg.setdefault(tag, []).append(pg)
     _register(name, pg)
+    if _unregister is None:
+        _kept.add(name)
 
 
 def is_known(pg: dist.ProcessGroup) -> bool:
@@ -62,7 +66,8 @@ def unregister(pg: dist.ProcessGroup, name: str) -> None:
     _tables.tags_to_pg.pop(_tables.pg_to_tag.pop(pg, None), None)
     if c10d.GroupMember.WORLD is pg:
         set_default(None)
-    _unregister(name)
+    if _unregister is not None:
+        _unregister(name)
 
 
 def become_default(pg: dist.ProcessGroup) -> None:
