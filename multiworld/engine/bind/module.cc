@@ -569,7 +569,6 @@ PyMethodDef engine_methods[] = {
     PLAIN("shut", shut, METH_NOARGS),
     PLAIN("linger", linger, METH_NOARGS),
     PLAIN("readable", fileno<&Engine::readable>, METH_NOARGS),
-    PLAIN("completed", fileno<&Engine::completed>, METH_NOARGS),
     PLAIN("eventful", fileno<&Engine::eventful>, METH_NOARGS),
     {},
 };
