@@ -381,9 +381,13 @@ bool Engine::pay(bool* ours) {
 
 // ---- outcomes
 
-OperationRef Engine::look(uint64_t id) {
+OperationRef Engine::look(uint64_t id, Outcome* outcome) {
   Locked lock(*this);
   Slot* slot = find(id);
+  if (outcome) {
+    *outcome = slot ? slot->operation->outcome : Outcome::pending;
+    if (*outcome == Outcome::pending && !owed_.empty()) *outcome = Outcome::owed;
+  }
   return slot ? slot->operation : nullptr;
 }
 
@@ -438,11 +442,6 @@ std::vector<Owed> Engine::owed() {
   std::vector<Owed> owed;
   owed.swap(owed_);
   return owed;
-}
-
-bool Engine::owes() {
-  Locked lock(*this);
-  return !owed_.empty();
 }
 
 void Engine::over(uint64_t id) {

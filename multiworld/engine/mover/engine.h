@@ -77,8 +77,9 @@ class Engine final : private Wire, private Host {
   // Move the data until the operation is done: true. False at `until`, in nanoseconds of the monotonic clock; as soon as there
   // is something in `owed`; or when it is time to look for signals, and then `interrupted` is set.
   bool wait(uint64_t id, int64_t until, bool* interrupted);
-  // The operation; null if there is none of that number. What it holds may be read once it is done.
-  OperationRef look(uint64_t id);
+  // The operation; null if there is none of that number. What it holds may be read once it is done. With `outcome`, also
+  // that: what is pending is owed where there is something in `owed`.
+  OperationRef look(uint64_t id, Outcome* outcome = nullptr);
   // Let go of one that is done. Until then it can be withdrawn: a message that came is kept for the next receive.
   void take(uint64_t id);
   // Give it up. On return the caller's memory is the caller's, and the number is let go of; or it `goes_on`: true.
@@ -90,7 +91,6 @@ class Engine final : private Wire, private Host {
   bool keeps(int peer, uint64_t key);
   // Take what is owed, for whoever has moved data: each is begun before the next is taken by another.
   std::vector<Owed> owed();
-  bool owes();
   // See `Core`: the backend is done with it; the payload is on the device; the copy of a message without a waiter is made.
   void over(uint64_t id);
   void landed(uint64_t id);
