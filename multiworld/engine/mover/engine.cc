@@ -367,15 +367,17 @@ bool Engine::pay(bool* ours) {
   Locked lock(*this);
   *ours = !leader_ && turns_ == seen_turns_;
   seen_turns_ = turns_;
-  if (*ours) {
+  auto owes = [this] {
+    return std::any_of(lanes_.begin(), lanes_.end(), [](const auto& entry) { return entry.second.owes(); });
+  };
+  if (*ours && owes()) {
     epoll_event events[most_events];
     size_t owed = owed_.size();
     serve(events, epoll_wait(epoll_, events, most_events, 0));
     if (owed_.size() > owed) tell({Event::Type::owed});  // the guard cannot begin it
-    listen(true);
   }
-  bool owes = std::any_of(lanes_.begin(), lanes_.end(), [](const auto& entry) { return entry.second.owes(); });
-  guarded_ = owes || (loop_ >= 0 && !listens_ && !leader_);  // a leader asks when it goes
+  if (*ours) listen(true);
+  guarded_ = owes() || (loop_ >= 0 && !listens_ && !leader_);  // a leader asks when it goes
   return guarded_;
 }
 
