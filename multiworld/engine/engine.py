@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar, cast
 
@@ -522,8 +522,8 @@ class Engine(Registry):
         return operation
 
     @contextmanager
-    def together(self, peers: Iterable[int]) -> Iterator[None]:  # noqa: ARG002 - the compiled part knows them
-        """Let what is started meanwhile, and sent to ``peers``, go out together. The caller holds the lock."""
+    def together(self) -> Iterator[None]:
+        """Let what is started meanwhile go out together, peer by peer. The caller holds the lock."""
         started: list[tuple[CompiledSend | CompiledReceive, _Message]] = []
         self._together = started
         try:

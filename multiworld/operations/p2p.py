@@ -213,7 +213,7 @@ def batch_p2p(engine: Engine, group: GroupMembers, operations: Sequence[P2P], st
     whole = BatchOperation(engine, len(starts))
     with engine.lock:
         if engine.register(whole, ()):
-            with engine.together(group.ranks[entry.peer] for entry in operations):
+            with engine.together():
                 parts = [start() for start in starts]
             whole.take(parts)
     return whole

@@ -63,7 +63,7 @@ class Bridge:
         self._owner, self._engine = owner, engine
         self._native = engine.native
         self._traffic: dict[int, tuple[int, int]] = {}
-        self._readers: list[int] = []
+        self._reader = -1
 
     def start(self) -> None:
         """Listen to the engine, once the session is whole."""
@@ -124,9 +124,8 @@ class Bridge:
             loop, native = self._loop, self._native
             if loop is None or native is None:
                 return
-            self._readers = [native.readable(), reserve.make(native.completed)]
-            for number in self._readers:
-                loop.add_reader(number, self._progress)
+            self._reader = reserve.make(native.readable)
+            loop.add_reader(self._reader, self._progress)
         self._progress()  # for what has ended before
 
     def _progress(self) -> None:
@@ -201,12 +200,11 @@ class Bridge:
             self._owner.hub.unwatch(eventful)
 
         def unregister(native: Any = native) -> None:  # noqa: ARG001
-            for number in self._readers:
-                if self._loop is not None:
-                    self._loop.remove_reader(number)
+            if self._loop is not None:
+                self._loop.remove_reader(self._reader)
 
         self._owner.hub.call(forget)
-        if self._readers and self._loop is not None:
+        if self._reader >= 0 and self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(unregister)
 

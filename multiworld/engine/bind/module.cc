@@ -103,9 +103,8 @@ bool waited(Engine& engine, uint64_t id, int64_t until) {
 // (outcome, peer, mode, dtype, nbytes): what it is, of whom, and what they have instead. One that nobody knows is 0; one that
 // is pending where something is `owed` is 4.
 PyObject* outcome_of(Engine& engine, uint64_t id) {
-  OperationRef operation = engine.look(id);
-  Outcome outcome = operation ? operation->outcome : Outcome::pending;
-  if (outcome == Outcome::pending && engine.owes()) outcome = Outcome::owed;
+  Outcome outcome;
+  OperationRef operation = engine.look(id, &outcome);
   Signature theirs = operation && outcome == Outcome::mismatch ? operation->theirs : Signature{};
   return Py_BuildValue("(iiiiK)", int(outcome), operation ? operation->peer : -1, int(theirs.mode), int(theirs.dtype),
                        static_cast<unsigned long long>(theirs.nbytes));
@@ -569,7 +568,6 @@ PyMethodDef engine_methods[] = {
     PLAIN("shut", shut, METH_NOARGS),
     PLAIN("linger", linger, METH_NOARGS),
     PLAIN("readable", fileno<&Engine::readable>, METH_NOARGS),
-    PLAIN("completed", fileno<&Engine::completed>, METH_NOARGS),
     PLAIN("eventful", fileno<&Engine::eventful>, METH_NOARGS),
     {},
 };

@@ -1,4 +1,4 @@
-// The frames on a lane: a header of 24 bytes, little-endian, then a payload. As `matching/protocol.py` has them.
+// The frames on a lane: a header of 24 bytes, little-endian, then a payload. Codes of dtypes are `matching/protocol.py`'s.
 #pragma once
 #include <bit>
 #include <cstdint>

@@ -53,6 +53,13 @@ void ring(int eventfd) {
   [[maybe_unused]] ssize_t written = write(eventfd, &one, sizeof one);
 }
 
+// What an epoll watches a descriptor for that it has. Needs no memory, so that it does not fail.
+void set(int epoll, int descriptor, uint32_t events) {
+  epoll_event event{};
+  event.events = events;
+  epoll_ctl(epoll, EPOLL_CTL_MOD, descriptor, &event);
+}
+
 void quiet(int eventfd) {
   uint64_t count;
   [[maybe_unused]] ssize_t got = read(eventfd, &count, sizeof count);
@@ -213,6 +220,7 @@ void Engine::let_go(Slot& slot) {
   }
   slot.operation->id = 0;
   slot.operation.reset();
+  notified_ -= slot.notify;
   slot.notify = slot.waiting = false;
   free_.push_back(uint32_t(slot.id & ((uint64_t(1) << slot_bits) - 1)));
 }
@@ -265,6 +273,7 @@ bool Engine::wait(Locked& lock, uint64_t id, int64_t until, bool* interrupted) {
 void Engine::lead(Locked& lock, Slot& slot, int64_t patience_ns, bool* interrupted) {
   epoll_event events[most_events];
   leader_ = &slot;
+  listen(false);
   lock.unlock();
   int count = epoll_wait(epoll_, events, most_events, int(patience_ns / 1'000'000) + 1);
   int error = errno;
@@ -292,7 +301,14 @@ void Engine::follow(Locked& lock, Slot& slot, int64_t patience_ns, bool* interru
 }
 
 void Engine::pass_the_lead() {
-  if (followers_.empty()) return;
+  if (followers_.empty()) {
+    if (notified_) {
+      listen(true);
+    } else if (loop_ >= 0 && !listens_) {  // who has waited soon waits again
+      be_guarded();
+    }
+    return;
+  }
   Slot* next = followers_.front();
   next->word++;
   awakened_.push_back(next);
@@ -314,11 +330,7 @@ void Engine::serve(const epoll_event* events, int count) {
 
 void Engine::watch(Lane& lane) {
   if (lane.ended()) return;
-  if (lane.owes() && !unwritten_) {
-    unwritten_ = true;
-    turns_++;
-    if (!Guard::look()) unwritten_ = false;  // it is asked again
-  }
+  if (lane.owes()) be_guarded();
   if (lane.watched_for_writing == lane.blocked()) return;
   lane.watched_for_writing = lane.blocked();
   epoll_event event{};
@@ -329,38 +341,55 @@ void Engine::watch(Lane& lane) {
 
 // ---- the guard
 
+void Engine::be_guarded() {
+  if (guarded_) return;
+  guarded_ = true;
+  turns_++;
+  if (Guard::look()) return;
+  guarded_ = false;  // it is asked again
+  listen(true);
+}
+
 bool Engine::pay_all(std::vector<pollfd>& watched) {
   std::lock_guard guard(all_mutex);
   bool owing = false;
   for (Engine* engine : all) {
     bool ours = false;
-    if (!engine->unwritten_ || !engine->pay(&ours)) continue;
+    if (!engine->guarded_ || !engine->pay(&ours)) continue;
     owing = true;
     if (ours) watched.push_back({engine->epoll_, POLLIN, 0});
   }
   return owing;
 }
 
-// Move what is ready, unless others have done so since it was last asked; whether something is still owed.
+// Move what is ready, unless others have done so since it was last asked; whether it is to be asked again.
 bool Engine::pay(bool* ours) {
   Locked lock(*this);
   *ours = !leader_ && turns_ == seen_turns_;
   seen_turns_ = turns_;
-  if (*ours) {
+  auto owes = [this] {
+    return std::any_of(lanes_.begin(), lanes_.end(), [](const auto& entry) { return entry.second.owes(); });
+  };
+  if (*ours && owes()) {
     epoll_event events[most_events];
     size_t owed = owed_.size();
     serve(events, epoll_wait(epoll_, events, most_events, 0));
     if (owed_.size() > owed) tell({Event::Type::owed});  // the guard cannot begin it
   }
-  unwritten_ = std::any_of(lanes_.begin(), lanes_.end(), [](const auto& entry) { return entry.second.owes(); });
-  return unwritten_;
+  if (*ours) listen(true);
+  guarded_ = owes() || (loop_ >= 0 && !listens_ && !leader_);  // a leader asks when it goes
+  return guarded_;
 }
 
 // ---- outcomes
 
-OperationRef Engine::look(uint64_t id) {
+OperationRef Engine::look(uint64_t id, Outcome* outcome) {
   Locked lock(*this);
   Slot* slot = find(id);
+  if (outcome) {
+    *outcome = slot ? slot->operation->outcome : Outcome::pending;
+    if (*outcome == Outcome::pending && !owed_.empty()) *outcome = Outcome::owed;
+  }
   return slot ? slot->operation : nullptr;
 }
 
@@ -417,11 +446,6 @@ std::vector<Owed> Engine::owed() {
   return owed;
 }
 
-bool Engine::owes() {
-  Locked lock(*this);
-  return !owed_.empty();
-}
-
 void Engine::over(uint64_t id) {
   Locked lock(*this);
   if (Slot* slot = find(id)) core_.over(*slot->operation);
@@ -446,7 +470,9 @@ bool Engine::notify(uint64_t id) {
   Locked lock(*this);
   Slot* slot = find(id);
   if (!slot || slot->operation->done()) return false;
+  notified_ += !slot->notify;
   slot->notify = true;
+  if (!leader_) listen(true);
   return true;
 }
 
@@ -457,7 +483,7 @@ std::vector<uint64_t> Engine::progress() {
   turns_++;
   serve(events, epoll_wait(epoll_, events, most_events, 0));
   in_progress_ = false;
-  if (rung_) quiet(loop_);
+  if (rung_) set(loop_, host_, 0);
   rung_ = false;
   std::vector<uint64_t> done;
   done.swap(done_);
@@ -484,7 +510,7 @@ void Engine::dropped(Operation& operation) {
 
 void Engine::launch(Operation& operation) {
   if (!operation.id) take_up(operation.shared_from_this());  // nobody waits for it, or not yet
-  find(operation.id)->notify = false;                        // its owner tells its end
+  notified_ -= std::exchange(find(operation.id)->notify, false);  // its owner tells its end
   owed_.push_back({operation.id, true, operation.peer});
 }
 
@@ -495,9 +521,10 @@ void Engine::chosen(AnyReceive& any, const ReceiveRef& receive) {
 
 // Let whoever waits for it look.
 void Engine::report(Slot& slot) {
-  if (slot.notify) {
+  if (std::exchange(slot.notify, false)) {
+    notified_--;
     done_.push_back(slot.id);
-    if (!in_progress_ && !rung_ && loop_ >= 0) ring(loop_);
+    if (!in_progress_ && !rung_) set(loop_, host_, EPOLLOUT);
     rung_ |= !in_progress_;
   }
   wake(slot);
@@ -522,12 +549,28 @@ void Engine::kick() {
   kicked_ = true;
 }
 
-int Engine::completed() {
+int Engine::readable() {
   Locked lock(*this);
-  if (loop_ < 0) loop_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-  if (loop_ < 0) throw std::system_error(errno, std::generic_category());
-  if (!done_.empty()) ring(loop_);
+  if (loop_ >= 0) return loop_;
+  loop_ = epoll_create1(EPOLL_CLOEXEC);
+  epoll_event event{};
+  for (int part : {epoll_, host_}) {
+    if (loop_ >= 0 && epoll_ctl(loop_, EPOLL_CTL_ADD, part, &event) == 0) continue;
+    int error = errno;
+    if (loop_ >= 0) close(loop_);
+    loop_ = -1;
+    throw std::system_error(error, std::generic_category());
+  }
+  listen(!leader_);
+  if (rung_) set(loop_, host_, EPOLLOUT);
   return loop_;
+}
+
+// Let the event loop be woken by what comes on lanes, or not.
+void Engine::listen(bool listens) {
+  if (listens == listens_ || loop_ < 0) return;
+  listens_ = listens;
+  set(loop_, epoll_, listens ? uint32_t(EPOLLIN) : 0);
 }
 
 // ---- the owner

@@ -1,7 +1,8 @@
 // The engine of one generation of one world: its core, its lanes, and the threads that move them.
 //
 // Who waits moves the data: of the threads that wait one leads, in epoll, and the others sleep until their operation is done
-// or the lead is theirs. An event loop moves it with `progress` when `readable()` is. No call blocks but `wait`.
+// or the lead is theirs. An event loop moves it with `progress` when `readable()` is. Where threads wait the loop is left in
+// peace: it would only contend with them. No call blocks but `wait`.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -76,8 +77,9 @@ class Engine final : private Wire, private Host {
   // Move the data until the operation is done: true. False at `until`, in nanoseconds of the monotonic clock; as soon as there
   // is something in `owed`; or when it is time to look for signals, and then `interrupted` is set.
   bool wait(uint64_t id, int64_t until, bool* interrupted);
-  // The operation; null if there is none of that number. What it holds may be read once it is done.
-  OperationRef look(uint64_t id);
+  // The operation; null if there is none of that number. What it holds may be read once it is done. With `outcome`, also
+  // that: what is pending is owed where there is something in `owed`.
+  OperationRef look(uint64_t id, Outcome* outcome = nullptr);
   // Let go of one that is done. Until then it can be withdrawn: a message that came is kept for the next receive.
   void take(uint64_t id);
   // Give it up. On return the caller's memory is the caller's, and the number is let go of; or it `goes_on`: true.
@@ -89,7 +91,6 @@ class Engine final : private Wire, private Host {
   bool keeps(int peer, uint64_t key);
   // Take what is owed, for whoever has moved data: each is begun before the next is taken by another.
   std::vector<Owed> owed();
-  bool owes();
   // See `Core`: the backend is done with it; the payload is on the device; the copy of a message without a waiter is made.
   void over(uint64_t id);
   void landed(uint64_t id);
@@ -101,8 +102,9 @@ class Engine final : private Wire, private Host {
   bool notify(uint64_t id);
   // Move what is ready; the operations that are done since.
   std::vector<uint64_t> progress();
-  int readable() const { return epoll_; }   // what came on lanes
-  int completed();                          // what other threads have completed; made when it is first asked for
+  // Readable when `progress` has something to do: threads have completed what it awaits, or something came on lanes, and
+  // no thread is soon there to see to that. Made when it is first asked for.
+  int readable();
 
   // For the owner.
   std::vector<Event> events();
@@ -131,8 +133,9 @@ class Engine final : private Wire, private Host {
   // that peers learn of the parent's end by the end of its connections.
   bool forked() const { return forked_; }
 
-  // For the guard: move the data of all engines that owe something and that nobody else moves. Adds to `watched` what tells
-  // that these can go on; whether any engine owes something.
+  // For the guard: move the data of all engines that owe something and that nobody else moves, and let loops listen to lanes
+  // again where threads no longer do. Adds to `watched` what tells that these can go on; whether any engine is to be looked
+  // at again.
   static bool pay_all(std::vector<::pollfd>& watched);
 
  private:
@@ -154,6 +157,8 @@ class Engine final : private Wire, private Host {
   void lead(Locked& lock, Slot& slot, int64_t patience_ns, bool* interrupted);
   void follow(Locked& lock, Slot& slot, int64_t patience_ns, bool* interrupted);
   void pass_the_lead();
+  void be_guarded();
+  void listen(bool listens);
   void serve(const ::epoll_event* events, int count);
   void watch(Lane& lane);
   bool pay(bool* ours);
@@ -193,10 +198,13 @@ class Engine final : private Wire, private Host {
   uint64_t value_bytes_ = 0;  // in these
   std::set<int> farewells_;   // of whom there was one
   int epoll_ = -1;
-  int loop_ = -1;  // wakes the event loop
+  int loop_ = -1;  // wakes the event loop: an epoll of the two others
   int host_ = -1;  // wakes the owner
   bool in_progress_ = false, kicked_ = false, rung_ = false;
-  std::atomic<bool> unwritten_{false};   // something for a peer; false only once the guard has seen that
+  bool listens_ = false;   // the event loop to what comes on lanes
+  uint64_t notified_ = 0;  // operations that it awaits
+  // Something for a peer is not written, or the loop does not listen; false only once the guard has seen that.
+  std::atomic<bool> guarded_{false};
   uint64_t turns_ = 0, seen_turns_ = 0;  // in which others than the guard moved the data; and as the guard last saw them
   bool ended_ = false, said_bye_ = false;
   std::atomic<bool> forked_{false};

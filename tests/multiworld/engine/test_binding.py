@@ -416,14 +416,12 @@ def test_an_event_loop_awaits_many_operations(two: Two) -> None:
             for number in engine.progress():
                 open_ones.pop(number).set_result(None)
 
-        for descriptor in (engine.readable(), engine.completed()):
-            loop.add_reader(descriptor, move)
+        loop.add_reader(engine.readable(), move)
         for number in numbers:
             if engine.notify(number):
                 open_ones[number] = loop.create_future()
         await asyncio.wait_for(asyncio.gather(*open_ones.values()), SECONDS)
-        for descriptor in (engine.readable(), engine.completed()):
-            loop.remove_reader(descriptor)
+        loop.remove_reader(engine.readable())
 
     got = [torch.zeros(1) for _ in range(64)]
     receives = [start_recv(two.b, 0, 7, one) for one in got]
@@ -432,6 +430,71 @@ def test_an_event_loop_awaits_many_operations(two: Two) -> None:
     two.run(lambda: asyncio.run(served(two.a, sends)), lambda: asyncio.run(served(two.b, receives)))
     assert [two.b.outcome(number)[0] for number in receives] == [DONE] * 64
     assert [one.item() for one in got] == list(map(float, range(64)))
+
+
+def readable(engine: Any, seconds: float = 0.0) -> bool:
+    """Tell whether an event loop would have something to do."""
+    return bool(select.select([engine.readable()], [], [], seconds)[0])
+
+
+def received_in_a_thread(bare: Two) -> None:
+    """Receive one message with the call of a thread that waits, and let the next frame come then."""
+    bare.peer.settimeout(SECONDS)
+    got = torch.zeros(1)
+    number = start_recv(bare.a, 1, 7, got)
+    seq = HEADER.unpack(bare.peer.recv(HEADER.size))[3]
+    bare.peer.sendall(frame(Kind.DATA, dtype=7, seq=seq, key=7, nbytes=4) + bytes(4))
+    assert bare.a.wait(number, SECONDS)[0] == DONE
+    bare.a.take(number)
+    bare.peer.sendall(frame(Kind.POST, dtype=7, seq=1, key=8, nbytes=4))
+
+
+def test_a_loop_is_left_in_peace_where_threads_wait_and_listens_again_when_none_does(bare: Two) -> None:
+    assert not readable(bare.a)
+    for _ in range(100):  # the guard may find a moment of this process in which nobody waits
+        received_in_a_thread(bare)
+        if not readable(bare.a):
+            break
+        bare.a.progress()
+    else:
+        raise AssertionError("the loop is woken by what comes for a thread")
+    until = time.monotonic() + SECONDS
+    while not readable(bare.a, 0.02):  # what comes before that is the guard's
+        assert time.monotonic() < until
+        bare.peer.sendall(frame(Kind.POST, dtype=7, seq=1, key=8, nbytes=4))
+
+
+@pytest.mark.parametrize("thread_first", [False, True])
+def test_a_loop_that_awaits_something_listens_though_threads_wait_now_and_then(bare: Two, thread_first: bool) -> None:
+    assert not readable(bare.a)
+    bare.peer.settimeout(SECONDS)
+    got = torch.zeros(1)
+    for key in range(9, 29):
+        if thread_first:
+            received_in_a_thread(bare)
+        number = start_recv(bare.a, 1, key, got)
+        assert bare.a.notify(number)
+        bare.peer.recv(HEADER.size)
+        if not thread_first:
+            received_in_a_thread(bare)
+        assert readable(bare.a)
+        bare.a.progress()
+        bare.a.withdraw(number)
+        bare.peer.recv(HEADER.size)
+
+
+def test_what_a_thread_completes_for_a_loop_is_told(bare: Two) -> None:
+    assert not readable(bare.a)
+    got = torch.zeros(2)
+    awaited, number = start_recv(bare.a, 1, 9, got[:1]), start_recv(bare.a, 1, 7, got[1:])
+    posted = [HEADER.unpack(bare.peer.recv(HEADER.size)) for _ in range(2)]
+    assert bare.a.notify(awaited)
+    for _, _, _, seq, key, _ in posted:
+        bare.peer.sendall(frame(Kind.DATA, dtype=7, seq=seq, key=key, nbytes=4) + bytes(4))
+    assert bare.a.wait(number, SECONDS)[0] == DONE
+    assert readable(bare.a, SECONDS)
+    assert bare.a.progress() == [awaited]
+    assert not readable(bare.a)
 
 
 @pytest.mark.parametrize("call", [recv, lambda engine, peer, _, *rest: exchange(engine, True, peer, *rest)])
@@ -554,7 +617,7 @@ def test_a_forked_child_holds_no_connection_and_is_told_that_it_is_no_member(bar
         assert select.select([bare.a.readable()], [], [], SECONDS)[0]
         bare.a.progress()
         start_send(bare.a, 1, 7, memory)
-    descriptors = [bare.a.readable(), bare.a.completed(), bare.a.eventful(), bare.lane]
+    descriptors = [bare.a.readable(), bare.a.eventful(), bare.lane]
     child = os.fork()
     if not child:
         os._exit(_look_in_child(bare, memory, descriptors))
