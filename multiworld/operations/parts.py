@@ -6,7 +6,9 @@ receiver has named the place for it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -22,6 +24,11 @@ if TYPE_CHECKING:
 PIECE_BYTES: Final = 2 << 20
 #: pieces begin at multiples of so many elements, where vectors do
 _ELEMENTS: Final = 64
+
+#: memory that reductions are done with and that is kept for the next ones: the kernel takes longer to give new memory than
+#: a piece takes to come
+_rooms: Final[deque[torch.Tensor]] = deque(maxlen=4)
+_MOST_KEPT_BYTES: Final = 16 << 20
 
 #: the memory for, or of, a group rank
 Memory = Callable[[int], torch.Tensor]
@@ -64,7 +71,8 @@ class Reducer:
         self._group, self._reduction = group, reduction
         most = min(count, max(1, PIECE_BYTES // like.element_size()))
         self.count = -(-most // _ELEMENTS) * _ELEMENTS
-        self.room = torch.empty((group.size, self.count), dtype=like.dtype, device="cpu")
+        self._memory = _room(group.size * self.count * like.element_size())
+        self.room = self._memory.view(like.dtype)[: group.size * self.count].view(group.size, self.count)
 
     def gathered(self, outgoing: Memory, like: torch.Tensor) -> list[Part]:
         """Parts that bring us what the others have of our piece, which is as long as ``like``."""
@@ -76,29 +84,43 @@ class Reducer:
         pieces[self._group.rank] = own
         self._reduction.apply(target, pieces)
 
+    def close(self) -> None:
+        """Give the memory to the next ones; nothing comes any more."""
+        if self._memory.nbytes <= _MOST_KEPT_BYTES:
+            _rooms.append(self._memory)
+
+
+def _room(nbytes: int) -> torch.Tensor:
+    with suppress(IndexError):  # another thread may take the last one
+        if (kept := _rooms.popleft()).nbytes >= nbytes:
+            return kept
+    return torch.empty(-(-nbytes // 16) * 2, dtype=torch.int64, device="cpu").view(torch.uint8)
+
 
 def reduce_scatter(group: GroupMembers, reducer: Reducer, inputs: Sequence[torch.Tensor], target: torch.Tensor) -> Steps:
     """Reduce ``inputs``, one for each rank, to ``target``, ours."""
     pieces = [one.split(reducer.count) for one in inputs]
-    for place, part in enumerate(target.split(reducer.count)):
-        yield reducer.gathered(lambda rank, place=place: pieces[rank][place], part)  # type: ignore[misc]
-        reducer.reduce(part, pieces[group.rank][place])
+    with closing(reducer):
+        for place, part in enumerate(target.split(reducer.count)):
+            yield reducer.gathered(lambda rank, place=place: pieces[rank][place], part)  # type: ignore[misc]
+            reducer.reduce(part, pieces[group.rank][place])
 
 
 def all_reduce(group: GroupMembers, reducer: Reducer, whole: torch.Tensor, root: int | None) -> Steps:
     """Reduce ``whole`` in place, at every rank or at ``root``; what is reduced goes out while the next pieces come in."""
     follow: list[Part] = []
-    for block in whole.split(reducer.count * group.size):
-        pieces = _pieces(block, group.size)
-        own = pieces[group.rank]
-        result = own if root in (None, group.rank) else reducer.room[group.rank, : own.numel()]
-        yield follow + reducer.gathered(pieces.__getitem__, own)
-        reducer.reduce(result, own)
-        if root is None:
-            follow = exchange(group, lambda _, result=result: result, pieces.__getitem__)  # type: ignore[misc]
-        else:
-            follow = collect(group, result, pieces.__getitem__, root)
-    yield follow
+    with closing(reducer):
+        for block in whole.split(reducer.count * group.size):
+            pieces = _pieces(block, group.size)
+            own = pieces[group.rank]
+            result = own if root in (None, group.rank) else reducer.room[group.rank, : own.numel()]
+            yield follow + reducer.gathered(pieces.__getitem__, own)
+            reducer.reduce(result, own)
+            if root is None:
+                follow = exchange(group, lambda _, result=result: result, pieces.__getitem__)  # type: ignore[misc]
+            else:
+                follow = collect(group, result, pieces.__getitem__, root)
+        yield follow
 
 
 def _pieces(block: torch.Tensor, count: int) -> list[torch.Tensor]:

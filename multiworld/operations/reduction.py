@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.distributed import ReduceOp
 
+from multiworld.engine import library
 from multiworld.matching.collective_plan import REDUCTIONS
+from multiworld.matching.protocol import CODES
 from multiworld.tensors.checks import invalid
 
 if TYPE_CHECKING:
@@ -76,6 +78,9 @@ class Reduction:
 
     def apply(self, target: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
         """Reduce flat ``tensors`` in order, into ``target``, which may be one of them."""
+        memory = target.data_ptr(), [one.data_ptr() for one in tensors]
+        if library.module().reduce(self.code, CODES[target.dtype], *memory, target.numel()):
+            return
         for begin in range(0, target.numel(), CHUNK):
             end = begin + CHUNK
             target[begin:end].copy_(_combined(self.name, [tensor[begin:end] for tensor in tensors]))

@@ -8,6 +8,7 @@
 
 #include "bind/binding.h"
 #include "bind/launch.h"
+#include "bind/reduction.h"
 #include "heartbeats.h"
 #include "mover/engine.h"
 
@@ -602,6 +603,7 @@ PyType_Spec engine_spec = {"multiworld._engine.Engine", sizeof(EngineObject), 0,
 PyMethodDef functions[] = {
     FAST("setup", setup),
     FAST("answer_heartbeats", heartbeats),
+    FAST("reduce", reduce_memory),
     PLAIN("shared_memory_error", shared_memory_error, METH_NOARGS),
     {},
 };
