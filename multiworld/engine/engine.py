@@ -321,10 +321,15 @@ class CompiledCollective(Compiled, CollectiveOperation):
         if self._steps is None and self.plan.steps is not None:
             self._steps = self.plan.steps()
             self.running = True
-        for step in self._steps or ():
-            if parts := [part for part in step if part.tensor.nbytes]:
-                self.engine.move(self, parts)
-                return
+        try:
+            for step in self._steps or ():
+                if parts := [part for part in step if part.tensor.nbytes]:
+                    self.engine.move(self, parts)
+                    return
+        except (RuntimeError, TypeError) as error:
+            super().fail(self.unmade(error))
+            self.engine.abort(f"{self.name} cannot be computed here, and the others wait for that: {error}")
+            return
         self._steps = None
         self.complete()
 
@@ -686,6 +691,10 @@ class Engine(Registry):
             ranks = operation.ranks
             given = [(one.receives, ranks[one.place], one.tensor.data_ptr(), one.tensor.nbytes) for one in parts]
             self.native.parts(operation.number, given)
+
+    def abort(self, reason: str) -> None:
+        """End the generation, here and for all members."""
+        self._host.abort(reason)
 
     def over(self, operation: Compiled) -> None:
         """The backend is done with it, or will not begin it; or its caller goes on with the stream."""

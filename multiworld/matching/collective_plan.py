@@ -59,8 +59,8 @@ class Collective(enum.IntEnum):
     SCATTER_OBJECT = 12
 
 
-#: digest of the group's ranks and label; kind, dtype code, reduction, way (0 in parts, 1 with the fingerprints, 2 on the
-#: device); root (group rank), bytes of one piece
+#: digest of the group's ranks and label; kind, dtype code, reduction, way (0 in parts, 1 with the fingerprints, 2 on
+#: the device); root (group rank), bytes of one piece
 _HEAD: Final = struct.Struct("<QBBBBiQ")
 _ON_DEVICE: Final = 2
 

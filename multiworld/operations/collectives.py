@@ -2,8 +2,8 @@
 
 Each plan has three ways: small payloads travel with the fingerprints (``outgoing``, ``absorb``), larger ones in parts
 over the lanes (``steps``, see ``operations.parts``). Tensors on the device of the backend go through that (``launch``),
-and what is left to do is done in the caller's stream (``finish``). Data that is only moved is handled as bytes, so every
-dtype can be.
+and what is left to do is done in the caller's stream (``finish``). Data that is only moved is handled as bytes, so
+every dtype can be.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def begin(
     """Start a plan of tensors, which may be on the device; it goes one of its ways, as its fingerprint says.
 
     Args:
-        local: targets, and what of the caller's own is copied to them where nothing else does that: by ``absorb``, or by
-            a backend with other members.
+        local: targets, and what of the caller's own is copied to them where neither ``absorb`` does that, nor a backend
+            with other members.
     """
     if plan.fingerprint.inline:
         plan.launch = plan.steps = None
@@ -55,7 +55,7 @@ def begin(
         plan.steps, plan.outgoing, plan.absorb = None, nothing, nothing
     else:
         plan.launch, plan.outgoing, plan.absorb = None, nothing, nothing
-        plan.finish = lambda value: (_copy_own(local), buffers.finish(value))[1]
+        plan.finish = partial(_finish_in_parts, buffers, local)
     plan.buffers, plan.streamed = buffers, stream and plan.fingerprint.on_device
     plan.finish = buffers.finish if plan.finish is None else plan.finish
     if plan.fingerprint.on_device:
@@ -80,10 +80,11 @@ def _do_alone(plan: Plan, local: Sequence[tuple[torch.Tensor, torch.Tensor]]) ->
     plan.finish = copy
 
 
-def _copy_own(local: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Copy what members do not send to themselves, in this thread alone and without the interpreter's lock."""
+def _finish_in_parts(buffers: StagingBuffers, local: Sequence[tuple[torch.Tensor, torch.Tensor]], value: Any) -> Any:
+    """Copy what the caller does not send to itself, in this thread alone and without the interpreter's lock."""
     for to, of in local:
         ctypes.memmove(to.data_ptr(), of.data_ptr(), of.nbytes)
+    return buffers.finish(value)
 
 
 def nothing(_: Any) -> None:
@@ -266,6 +267,7 @@ def _gathered(
         return driver.gather(targets, sent, dst, after=buffers.after)
 
     signature = Fingerprint(kind, flat.nbytes, code, root, inline=inline, on_device=buffers.on_device)
+
     def steps() -> Steps:
         if dst is None:
             yield moved.exchange(group, lambda _: flat, flats.__getitem__)

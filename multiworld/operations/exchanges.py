@@ -64,7 +64,7 @@ def _reduce_scatter(
     whole: torch.Tensor | None = None,
 ) -> Operation:
     """``whole`` is what the inputs are pieces of, if they are."""
-    buffers, me, size = buffers_for(engine, group, name, output, *inputs), group.rank, group.size
+    buffers, me = buffers_for(engine, group, name, output, *inputs), group.rank
     on_device = buffers.on_device
     reduction = Reduction(group, name, op, output.dtype, on_device=on_device)
     target = buffers.target(output)

@@ -1,7 +1,7 @@
 """Large collectives on the CPU: what the members move to each other over the lanes, step by step.
 
-A step is over when all its parts are there; then the plan computes, and the next step begins. Nothing is sent before its
-receiver has named the place for it.
+A step is over when all its parts are there; then the plan computes, and the next step begins. Nothing is sent before
+its receiver has named the place for it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from multiworld.matching.membership import GroupMembers
     from multiworld.operations.reduction import Reduction
 
-#: a reduction is done in pieces of this many bytes: one is in the cache still when it is computed on, and the lock of the
-#: world is held for as long as that takes
+#: a reduction is done in pieces of this many bytes: one is in the cache still when it is computed on, and the lock of
+#: the world is held for as long as that takes
 PIECE_BYTES: Final = 2 << 20
 #: pieces begin at multiples of so many elements, where vectors do
 _ELEMENTS: Final = 64
 
-#: memory that reductions are done with and that is kept for the next ones: the kernel takes longer to give new memory than
-#: a piece takes to come
+#: memory of reductions that is kept for the next ones: the kernel takes longer to give new memory than a piece takes to
+#: come
 _rooms: Final[deque[torch.Tensor]] = deque(maxlen=4)
 _MOST_KEPT_BYTES: Final = 16 << 20
 
@@ -97,7 +97,9 @@ def _room(nbytes: int) -> torch.Tensor:
     return torch.empty(-(-nbytes // 16) * 2, dtype=torch.int64, device="cpu").view(torch.uint8)
 
 
-def reduce_scatter(group: GroupMembers, reducer: Reducer, inputs: Sequence[torch.Tensor], target: torch.Tensor) -> Steps:
+def reduce_scatter(
+    group: GroupMembers, reducer: Reducer, inputs: Sequence[torch.Tensor], target: torch.Tensor
+) -> Steps:
     """Reduce ``inputs``, one for each rank, to ``target``, ours."""
     pieces = [one.split(reducer.count) for one in inputs]
     with closing(reducer):
@@ -107,7 +109,7 @@ def reduce_scatter(group: GroupMembers, reducer: Reducer, inputs: Sequence[torch
 
 
 def all_reduce(group: GroupMembers, reducer: Reducer, whole: torch.Tensor, root: int | None) -> Steps:
-    """Reduce ``whole`` in place, at every rank or at ``root``; what is reduced goes out while the next pieces come in."""
+    """Reduce ``whole`` in place, at every rank or at ``root``; results go out while the next pieces come in."""
     follow: list[Part] = []
     with closing(reducer):
         for block in whole.split(reducer.count * group.size):

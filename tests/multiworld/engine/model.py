@@ -149,6 +149,9 @@ class Host:
         kind, peer, _, borrows = self.described[-1]
         self.described[-1] = kind, peer, self.device.found, borrows
 
+    def abort(self, reason: str) -> None:
+        raise AssertionError(reason)
+
     def interrupted(self, what: str) -> None:
         raise AssertionError(what)
 
