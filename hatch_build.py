@@ -28,7 +28,7 @@ except ModuleNotFoundError:  # run as a program
 #: its place in the source tree and in the wheel
 ENGINE = Path("multiworld", "_engine.abi3.so")
 _SOURCE = Path("multiworld", "engine", "whole.cc")
-_OPTIONS = ("-std=c++20", "-fvisibility=hidden", "-Imultiworld/engine", "-O2", "-fPIC", "-shared")
+_OPTIONS = ("-std=c++20", "-fvisibility=hidden", "-Imultiworld/engine", "-O3", "-fPIC", "-shared")
 _COMPILERS = ("c++", "g++", "clang++")
 _SECONDS = 300.0
 #: The glibc 2 of the oldest systems that have a libstdc++ with GLIBCXX_3.4.x, by the last number: PEP 600's policies.

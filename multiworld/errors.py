@@ -162,7 +162,7 @@ class LossReason(str, enum.Enum):
 
     ``EOF``: its connections ended. ``SILENCE``: it gave no sign of life within ``Heartbeat.lost_after``. ``LEFT``: it
     left the world in good order, and an operation needs it. ``REPORTED``: another member said so, or aborted the world.
-    ``PROTOCOL``: it sent what no member can send. ``BACKEND``: Gloo or NCCL failed and no member said why;
+    ``PROTOCOL``: it sent what no member can send. ``BACKEND``: NCCL failed and no member said why;
     ``PeerLost.ranks`` is empty then. ``CANCELLED``: it cancelled a collective; ``PeerLost.ranks`` names the member that
     did, on that member, too.
     """

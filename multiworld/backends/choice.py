@@ -1,4 +1,4 @@
-"""The choice of the driver that a world gets."""
+"""The choice of the driver that a world on CUDA devices gets; one on the CPU needs none."""
 
 from __future__ import annotations
 
@@ -7,25 +7,21 @@ import torch
 # Not when they are needed: an import in the middle of a collective fails where no file descriptor is free.
 from multiworld.backends import nccl, nccl_environment, torch_nccl
 from multiworld.backends.device_members import Member
-from multiworld.backends.gloo import GlooDriver
 from multiworld.backends.setup_store import SetupStore
 from multiworld.config import WorldConfig
 from multiworld.engine import library
 from multiworld.matching.driver import Driver
 
 
-def make_driver(config: WorldConfig, place: int, size: int, store: SetupStore, address: str) -> Driver:
-    """The driver for one group of a world; made only, ``open`` connects it.
+def make_driver(config: WorldConfig, place: int, size: int, store: SetupStore) -> Driver:
+    """The driver for one group of a world on CUDA devices; made only, ``open`` connects it.
 
     Args:
         config: of the world.
         place: our rank in the group.
         size: of the group.
         store: where the group's members exchange what sets it up.
-        address: local address to bind to.
     """
-    if config.backend == "gloo":
-        return GlooDriver(store, place, size, address)
     us = Member(config.name, config.rank, place, size, config.device)
     kind = nccl.NcclDriver if _has_bindings(config.backend) else torch_nccl.TorchNcclDriver
     return kind(store, us)

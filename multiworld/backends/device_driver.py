@@ -109,7 +109,6 @@ class DeviceDriver(ABC):
     """
 
     name: str
-    on_device = True
 
     def __init__(self, store: SetupStore, us: Member) -> None:
         self._store, self._us = store, us

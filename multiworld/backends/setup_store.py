@@ -32,19 +32,15 @@ class SetupStore(dist.Store):  # type: ignore[misc]  # torch is not followed by 
         self._changed = threading.Condition()
         self._values: dict[str, bytes] = {}
         self._stopped = False
-        self.own: list[bytes] = []
-        self.others: list[bytes] = []
 
     def set(self, key: str, value: Any) -> None:
         """Keep the value and send it to the others."""
         data = value if isinstance(value, bytes) else bytes(value, "utf-8") if isinstance(value, str) else bytes(value)
-        self.own.append(data)
         self._put(key, data)
         self._broadcast(key, data)
 
     def receive(self, key: str, value: bytes) -> None:
         """A member's value has come."""
-        self.others.append(value)
         self._put(key, value)
 
     def stop(self) -> None:

@@ -49,8 +49,6 @@ class SlotOwner(Protocol):
     @property
     def config(self) -> WorldConfig: ...
     @property
-    def address(self) -> str: ...
-    @property
     def lock(self) -> AbstractContextManager[Any]: ...
     @property
     def bridge(self) -> Bridge: ...
@@ -96,7 +94,7 @@ class DriverSlot:
             self._start_waiting()
         elif self._opener is None:
             session, place = self._session, self.ranks.index(self._session.membership.rank)
-            self._driver = make_driver(session.config, place, len(self.ranks), self._store, session.address)
+            self._driver = make_driver(session.config, place, len(self.ranks), self._store)
             name = f"mw-open-{session.membership.name}"
             self._opener = threading.Thread(target=self._open, args=(self._driver,), name=name, daemon=True)
             self._opener.start()
@@ -179,10 +177,7 @@ class DriverSlot:
         try:
             work = launch.start(driver)
         except (TypeError, ValueError, NotImplementedError, RuntimeError) as error:
-            if driver.on_device and not isinstance(error, DriverRefused):
-                self._finished(launch, operation, error)
-            else:
-                self._finished(launch, operation, DriverRefused(str(error)))
+            self._finished(launch, operation, error)
             return
         launched = (lambda: self._launched(launch)) if launch.streamed else None
         driver.watch(work, lambda error: self._finished(launch, operation, error), launched)

@@ -48,7 +48,7 @@ class TorchNcclDriver(DeviceDriver):
 
     def __init__(self, store: SetupStore, us: Member) -> None:
         super().__init__(store, us)
-        self._calls = ProcessGroupCalls()
+        self._calls: Any = None
         self._group: Any = None
         self._tells_result = False
 
@@ -63,7 +63,8 @@ class TorchNcclDriver(DeviceDriver):
         """
         nccl_environment.settle(self._us.world, self._us.rank)
         self._launcher.open(cuda.functions(), stream, 0)
-        self._group = self._calls._group = self._new_group(self._store)
+        self._group = self._new_group(self._store)
+        self._calls = ProcessGroupCalls(self._group)
         classic = isinstance(self._group, dist.ProcessGroupNCCL)
         self._tells_result = classic and hasattr(dist.Work, "get_future_result")
         eager = self._tells_result or not classic  # before 2.6 the call keeps the GIL: no other world would go on
@@ -115,7 +116,7 @@ class TorchNcclDriver(DeviceDriver):
             self.abort_communicator()
 
     def release(self) -> None:
-        self._group = self._calls._group = None
+        self._group = self._calls = None
 
     def _meet(self) -> None:
         """Enqueue the least that needs all members; what is in it does not matter."""

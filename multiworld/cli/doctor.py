@@ -29,7 +29,7 @@ _TRIAL_SECONDS = 20.0
 
 def examine() -> list[Check]:
     """Look at everything; a check that fails in an unexpected way is a failed check, not a traceback."""
-    installation = _versions, _torch, _gloo, _loopback, _own_name, _descriptors, _own_sockets
+    installation = _versions, _torch, _loopback, _own_name, _descriptors, _own_sockets
     return [*map(_looked, (*installation, _engine, _trial, _same_host)), *_nccl()]
 
 
@@ -59,11 +59,6 @@ def _torch() -> Check:
     return judged("torch", there, found, "install a torch with distributed support")
 
 
-def _gloo() -> Check:
-    there = dist.is_gloo_available() if hasattr(dist, "is_gloo_available") else hasattr(dist, "ProcessGroupGloo")
-    return judged("gloo", there, "available" if there else "missing", "install a torch with Gloo")
-
-
 def _loopback() -> Check:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), timeout=2):
         return Check("loopback", Verdict.OK, "TCP on 127.0.0.1 works")
@@ -83,7 +78,7 @@ def _own_name() -> Check:
 def _descriptors() -> Check:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = hard if hard > 0 else 65536
-    remedy = f"ulimit -n {most}: a world takes two descriptors and two for each member, Gloo's groups more"
+    remedy = f"ulimit -n {most}: a world takes two descriptors and two for each member"
     found = f"limit {soft}, {len(list(Path('/proc/self/fd').iterdir()))} in use"
     return judged("descriptors", soft >= _FEW_DESCRIPTORS, found, remedy, Verdict.NOTE)
 

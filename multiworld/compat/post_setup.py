@@ -18,8 +18,6 @@ def check() -> list[str]:
     problems = []
     if not dist.is_available():
         problems.append("this torch is built without torch.distributed. Install another build.")
-    elif not hasattr(dist, "ProcessGroupGloo"):
-        problems.append("this torch is built without Gloo. Install another build.")
     elif getattr(dist, "_worlds", None) is not None:
         problems.append("this torch was patched by pymultiworld. It works, but a clean install of torch is safer.")
     return problems

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar, cast
 
@@ -17,7 +17,7 @@ import torch
 
 from multiworld.errors import BrokenWorldException, MultiWorldError
 from multiworld.matching.agreement import CollectiveOperation
-from multiworld.matching.collective_plan import Bytes, Plan
+from multiworld.matching.collective_plan import Bytes, Part, Plan, Steps
 from multiworld.matching.device import Device, DeviceEnd, Moment
 from multiworld.matching.driver import Driver
 from multiworld.matching.membership import GroupMembers, Membership
@@ -309,18 +309,36 @@ class CompiledReceive(Compiled, Received):
 
 
 class CompiledCollective(Compiled, CollectiveOperation):
-    """A collective that is agreed on in the compiled engine, and goes with it or through the backend."""
+    """A collective that is agreed on in the compiled engine, and goes with that, in parts, or through the backend."""
 
     def __init__(self, engine: Engine, group: GroupMembers, plan: Plan) -> None:
         super().__init__(engine, group.gid, group.digest, group.ranks, plan)
         self.engine = engine
+        self._steps: Steps | None = None
+
+    def move(self) -> None:
+        """Go on: compute on the parts that have come, and move the next ones."""
+        if self._steps is None and self.plan.steps is not None:
+            self._steps = self.plan.steps()
+            self.running = True
+        try:
+            for step in self._steps or ():
+                if parts := [part for part in step if part.tensor.nbytes]:
+                    self.engine.move(self, parts)
+                    return
+        except (RuntimeError, TypeError) as error:
+            super().fail(self.unmade(error))
+            self.engine.abort(f"{self.name} cannot be computed here, and the others wait for that: {error}")
+            return
+        self._steps = None
+        self.complete()
 
     def launched(self, _: int = -1) -> Launch:
         return CollectiveOperation.launched(self)
 
     def finished(self, _: int) -> None:
         """Make the result of what all sent, or leave it to the backend's end."""
-        if self.plan.launch is None:
+        if not self.plan.begins:
             keeper, heard = self.engine.received(self.number)
             self.absorb([_view_of(keeper, *heard[rank][1]) if rank in heard else None for rank in self.ranks])
 
@@ -339,11 +357,14 @@ class CompiledCollective(Compiled, CollectiveOperation):
     def missing(self) -> tuple[int, ...]:
         return tuple(self.engine.waits_for(self.number)[1:])
 
+    def awaits(self) -> tuple[int, ...]:
+        return super().awaits() if self._steps is None else self.missing()
+
     def needs(self, peer: int) -> bool:
         return peer in self.missing()
 
     def _settle(self) -> None:
-        if self.plan.launch is not None:
+        if self.plan.begins:
             self.engine.over(self)
         super()._settle()
 
@@ -513,10 +534,9 @@ class Engine(Registry):
                 outgoing = [
                     None if rank == us else _said(plan.outgoing(place)) for place, rank in enumerate(group.ranks)
                 ]
-                launches = plan.launch is not None
-                given = group.gid, group.ranks, operation.fingerprint, launches, outgoing
+                given = group.gid, group.ranks, operation.fingerprint, plan.begins, outgoing
                 operation.number = self.native.collective(*given)
-                if launches:
+                if plan.begins:
                     self._going[operation.number] = operation
                     self.begin()
         return operation
@@ -565,7 +585,12 @@ class Engine(Registry):
         return native is not None and bool(native.needs(peer))
 
     def end(self, error: BrokenWorldException) -> None:
-        """Fail every operation with ``error`` that the backend does not work on, and let none begin any more."""
+        """Fail every operation with ``error`` that the backend does not work on, and let none begin any more.
+
+        The compiled part has ended: what it moved is nobody's any more.
+        """
+        for operation in self.operations:
+            operation.running = operation.running and operation.launch is not None
         self.fail_all(error, running=False)
         self._going.clear()
         watched, self._watched = self._watched, {}  # those that run on the backend are told by it
@@ -595,15 +620,14 @@ class Engine(Registry):
             operation.settle()
 
     def begin(self) -> None:
-        """Begin on the backend what is agreed on or matched, in this order; whoever has moved data asks for it."""
-        if self.native is None:
-            return
+        """Begin, or go on with, what is agreed on or matched, in this order; whoever has moved data asks for it."""
         try:
-            for number, begins, peer in self.native.owed():
-                try:
-                    self._launch(number, peer) if begins else self._dropped(number)
-                except Exception as error:  # noqa: BLE001, PERF203 - the world's end tells it
-                    self.mishandled(peer, error)
+            while self.native is not None and (owed := self.native.owed()):
+                for number, begins, peer in owed:
+                    try:
+                        self._launch(number, peer) if begins else self._dropped(number)
+                    except Exception as error:  # noqa: BLE001, PERF203 - the world's end tells it
+                        self.mishandled(peer, error)
         except BaseException:
             self._host.interrupted("an operation was begun")  # what is owed is not told again
             raise
@@ -614,6 +638,9 @@ class Engine(Registry):
             operation = self._going[number] = CompiledReceive(self, "recv", (peer,), None, None, number)
             operation.withdrawn = True
         if operation.done or self.failure is not None:
+            return
+        if isinstance(operation, CompiledCollective) and operation.plan.steps is not None:
+            operation.move()
             return
         launch = operation.launched(peer)
         slot = operation.gid if isinstance(operation, CompiledCollective) else channel(*launch.ranks)
@@ -657,6 +684,17 @@ class Engine(Registry):
         else:
             self._going.pop(operation.number, None)
         return goes_on
+
+    def move(self, operation: CompiledCollective, parts: Sequence[Part]) -> None:
+        """Move parts of a collective that all agreed on; then it goes on."""
+        if self.native is not None:
+            ranks = operation.ranks
+            given = [(one.receives, ranks[one.place], one.tensor.data_ptr(), one.tensor.nbytes) for one in parts]
+            self.native.parts(operation.number, given)
+
+    def abort(self, reason: str) -> None:
+        """End the generation, here and for all members."""
+        self._host.abort(reason)
 
     def over(self, operation: Compiled) -> None:
         """The backend is done with it, or will not begin it; or its caller goes on with the stream."""

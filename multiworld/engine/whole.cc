@@ -1,9 +1,11 @@
 // All of the engine as one source: it compiles in half the time of its parts.
 #include "bind/launch.cc"
 #include "bind/module.cc"
+#include "bind/reduction.cc"
 #include "core/agreement.cc"
 #include "core/core.cc"
 #include "core/messages.cc"
+#include "core/reduction.cc"
 #include "lanes/lane.cc"
 #include "lanes/ring.cc"
 #include "launch/communicator.cc"

@@ -1,8 +1,8 @@
 """A collective: each member tells all others what it calls, and all compare.
 
-Small payloads travel with that; then the exchange is the whole collective. For larger ones the backend is called once
-all agree, so it never sees lengths that differ. If anything differs, every member sees the same fingerprints and raises
-``TensorMismatch``, and the backend is not called at all. All methods are called with the registry's lock held.
+Small payloads travel with that; then the exchange is the whole collective. Larger ones go in parts, or on the device
+through the backend, once all agree: no lengths differ there. If anything differs, every member sees the same
+fingerprints and raises ``TensorMismatch``, and nothing is moved. All methods are called with the registry's lock held.
 """
 
 from __future__ import annotations
@@ -54,16 +54,6 @@ class CollectiveOperation(Operation):
             if self.launch is not None:
                 self.launch.set_ready()
 
-    def over(self) -> None:
-        """The backend is done: what is left to do, and the end."""
-        after = self.plan.after
-        try:
-            value = None if after is None else after()
-        except Exception as failure:  # noqa: BLE001 - in the backend's thread, where it would be lost
-            self.fail(self.unmade(failure))
-            return
-        self.complete(value)
-
     def loans(self) -> Sequence[torch.Tensor]:
         return () if self.plan.buffers is None else self.plan.buffers.loans()
 
@@ -86,13 +76,15 @@ class CollectiveOperation(Operation):
 
     def waiting_for(self) -> str:
         missing = self.missing()
+        if self.running and missing:
+            return f"ranks {list(missing)} to exchange their parts"
         return f"ranks {list(missing)} to call it" if missing else "the backend to finish"
 
     def launched(self) -> Launch:
         """Make the call of the backend, once all agree."""
         if self.plan.launch is None:
             raise LookupError(f"{self.name} goes without the backend")
-        launch = self.launch = Launch(self, self.ranks, self.plan.launch, self.over)
+        launch = self.launch = Launch(self, self.ranks, self.plan.launch, self.complete)
         launch.streamed, launch.ready = self.plan.streamed, not self.copying
         return launch
 

@@ -1,20 +1,20 @@
-"""The plan of a collective: its fingerprint, what it sends to whom, and how the backend is called for it."""
+"""The plan of a collective: its fingerprint, what it sends to whom, and how a backend is called for it."""
 
 from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 
 from multiworld.matching.driver import Driver
 from multiworld.matching.protocol import dtype_name
 
-#: Collectives in which a member sends up to this much in all travel with the fingerprints, on the lanes; larger ones go
-#: through the backend. Below it the extra round of agreement would cost more than the payload: one exchange does both.
+#: Collectives in which a member sends up to this much in all travel with the fingerprints; larger ones go in parts once
+#: all agree. Below it the extra round of agreement would cost more than the payload: one exchange does both.
 INLINE_BYTES: Final = 512 * 1024
 NO_REDUCTION: Final = 255
 #: the largest group whose fingerprints are read; a world has no more members
@@ -27,6 +27,18 @@ Bytes = memoryview | bytes
 Parts = Sequence[memoryview | None]
 #: bytes to and from each group rank
 Splits = tuple[Sequence[int], Sequence[int]]
+
+
+class Part(NamedTuple):
+    """Memory that one member sends to, or receives from, the group rank ``place``: a flat tensor."""
+
+    receives: bool
+    place: int
+    tensor: torch.Tensor
+
+
+#: parts that are moved together; between them the plan computes
+Steps = Iterator[Sequence[Part]]
 
 
 class Collective(enum.IntEnum):
@@ -47,8 +59,8 @@ class Collective(enum.IntEnum):
     SCATTER_OBJECT = 12
 
 
-#: digest of the group's ranks and label; kind, dtype code, reduction, way (0 by the backend, 1 with the fingerprints, 2
-#: on the device); root (group rank), bytes of one piece
+#: digest of the group's ranks and label; kind, dtype code, reduction, way (0 in parts, 1 with the fingerprints, 2 on
+#: the device); root (group rank), bytes of one piece
 _HEAD: Final = struct.Struct("<QBBBBiQ")
 _ON_DEVICE: Final = 2
 
@@ -109,8 +121,8 @@ class Plan:
         fingerprint: what all members must agree on.
         outgoing: payload for a group rank that travels with the fingerprint; None for none.
         absorb: takes the payloads of all group ranks (ours None) and writes the result.
-        launch: starts it on the backend; None where all travels with the fingerprints.
-        after: what is left to do when the backend is done; not for tensors on the device, it is under the lock.
+        launch: starts it on the backend of the device; None where nothing is to be done there.
+        steps: moves it in parts over the lanes; None where all travels with the fingerprints, or on the device.
         finish: makes the result in the thread that waits, such as a copy back to a device.
         buffers: its tensors.
         streamed: whether the caller goes on as soon as it is enqueued on the device.
@@ -121,10 +133,15 @@ class Plan:
     outgoing: Callable[[int], Bytes | None]
     absorb: Callable[[Parts], Any]
     launch: Callable[[Driver], Any] | None = None
-    after: Callable[[], Any] | None = None
+    steps: Callable[[], Steps] | None = None
     finish: Callable[[Any], Any] | None = None
     buffers: Buffers | None = None
     streamed: bool = False
+
+    @property
+    def begins(self) -> bool:
+        """True if there is something to begin once all agree."""
+        return self.launch is not None or self.steps is not None
 
 
 def same_group(packed: Sequence[bytes]) -> bool:

@@ -25,21 +25,16 @@ class Driver(Protocol):
     work; members start the operations of one driver in the same order. Ranks are those of the driver's group. Tensors
     are contiguous. A work keeps its tensors alive until it is over.
 
-    A driver with ``on_device`` takes tensors on the world's CUDA device. Its operations return at once, may be called
-    from any thread, also under a lock, and never raise for a failure of the backend: ``watch`` reports it. They take
-    ``after``, a ``torch.cuda.Event`` recorded on the caller's stream, for which the driver's stream waits before it
-    starts; None waits for nothing.
+    The tensors are on the world's CUDA device. The operations return at once, may be called from any thread, also under
+    a lock, and never raise for a failure of the backend: ``watch`` reports it. They take ``after``, an event of CUDA
+    recorded on the caller's stream, for which the driver's stream waits before it starts; None waits for nothing.
 
     ``op`` is a ``torch.distributed.ReduceOp``; reductions are in place. The lists of ``gather`` and ``scatter`` are
     empty except at the root. ``reduce_scatter`` takes a flat tensor with one piece of the output's length for each
     rank, and ``all_to_all`` two flat tensors, split in elements.
-
-    A driver without ``on_device`` takes CPU tensors and no ``after``. Its operations may raise ``ValueError``,
-    ``TypeError`` or ``RuntimeError`` for what it cannot do.
     """
 
     name: str
-    on_device: bool
 
     def open(self) -> None:
         """Connect to the other members; blocks. Raises if ``abort`` is called meanwhile, or if it takes too long."""

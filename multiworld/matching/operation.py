@@ -39,6 +39,9 @@ class Host(Protocol):
     def launch(self, number: int, launch: Launch) -> None:
         """Run an agreed collective, or a matched transfer, after those before it of that group or channel."""
 
+    def abort(self, reason: str) -> None:
+        """End the generation here and for all members."""
+
     def interrupted(self, what: str) -> None:
         """End the generation: a signal handler raised where nothing can be resumed."""
 
@@ -385,8 +388,7 @@ class Launch:
         if self.operation is not None:
             self.operation.running = self.borrows
         work = self.begin(driver)
-        if driver.on_device:
-            self.driver, self.work = driver, work
+        self.driver, self.work = driver, work
         return work
 
     def enqueued(self) -> None:

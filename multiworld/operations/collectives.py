@@ -1,20 +1,23 @@
 """Collectives: each function checks its arguments, makes a plan and starts it.
 
-Each plan has two ways: small payloads travel with the fingerprints (``outgoing``, ``absorb``), larger ones through the
-backend (``launch``, ``after``). Tensors on the device of the backend always go through it, and what is left to do is
-done in the caller's stream (``finish``); where the backend takes no others, those on the CPU travel with the
-fingerprints. Data that is only moved is handled as bytes, so every dtype can be.
+Each plan has three ways: small payloads travel with the fingerprints (``outgoing``, ``absorb``), larger ones in parts
+over the lanes (``steps``, see ``operations.parts``). Tensors on the device of the backend go through that (``launch``),
+and what is left to do is done in the caller's stream (``finish``). Data that is only moved is handled as bytes, so
+every dtype can be.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from multiworld.matching.collective_plan import INLINE_BYTES, Bytes, Collective, Fingerprint, Parts, Plan
+from multiworld.matching.collective_plan import INLINE_BYTES, Bytes, Collective, Fingerprint, Parts, Plan, Steps
 from multiworld.matching.memory import bytes_of
+from multiworld.operations import parts as moved
 from multiworld.operations.reduction import Reduction
 from multiworld.tensors.checks import check_list, check_rank, check_source, check_tensor, invalid
 from multiworld.tensors.on_device import device_for
@@ -40,15 +43,19 @@ def begin(
     stream: bool,
     local: Sequence[tuple[torch.Tensor, torch.Tensor]] = (),
 ) -> Operation:
-    """Start a plan of tensors, which may be on the device; it goes one of its two ways, as its fingerprint says.
+    """Start a plan of tensors, which may be on the device; it goes one of its ways, as its fingerprint says.
 
     Args:
-        local: targets, and what is copied to them where the caller is the only member.
+        local: targets, and what of the caller's own is copied to them where neither ``absorb`` does that, nor a backend
+            with other members.
     """
     if plan.fingerprint.inline:
-        plan.launch = None
-    elif plan.launch is not None:
-        plan.outgoing = plan.absorb = nothing
+        plan.launch = plan.steps = None
+    elif plan.fingerprint.on_device:
+        plan.steps, plan.outgoing, plan.absorb = None, nothing, nothing
+    else:
+        plan.launch, plan.outgoing, plan.absorb = None, nothing, nothing
+        plan.finish = partial(_finish_in_parts, buffers, local)
     plan.buffers, plan.streamed = buffers, stream and plan.fingerprint.on_device
     plan.finish = buffers.finish if plan.finish is None else plan.finish
     if plan.fingerprint.on_device:
@@ -73,6 +80,13 @@ def _do_alone(plan: Plan, local: Sequence[tuple[torch.Tensor, torch.Tensor]]) ->
     plan.finish = copy
 
 
+def _finish_in_parts(buffers: StagingBuffers, local: Sequence[tuple[torch.Tensor, torch.Tensor]], value: Any) -> Any:
+    """Copy what the caller does not send to itself, in this thread alone and without the interpreter's lock."""
+    for to, of in local:
+        ctypes.memmove(to.data_ptr(), of.data_ptr(), of.nbytes)
+    return buffers.finish(value)
+
+
 def nothing(_: Any) -> None:
     return None
 
@@ -94,11 +108,9 @@ def buffers_for(engine: Engine, group: GroupMembers, operation: str, *tensors: t
     return StagingBuffers(device)
 
 
-def small(engine: Engine, group: GroupMembers, nbytes: int, buffers: StagingBuffers) -> bool:
+def small(group: GroupMembers, nbytes: int, buffers: StagingBuffers) -> bool:
     """Tell whether pieces of that length, one to each other member, travel with the fingerprints."""
-    if engine.device is not None:  # the backend takes nothing that is on the CPU
-        return buffers.device is None
-    return nbytes * (len(group.ranks) - 1) <= INLINE_BYTES
+    return buffers.device is None and nbytes * (len(group.ranks) - 1) <= INLINE_BYTES
 
 
 def as_list(
@@ -138,7 +150,7 @@ def broadcast(engine: Engine, group: GroupMembers, tensor: torch.Tensor, src: in
     code = (check_source if ours else check_tensor)(group, "broadcast", tensor)
     buffers = buffers_for(engine, group, "broadcast", tensor)
     flat = buffers.both(tensor) if not ours else buffers.source(tensor)
-    inline = small(engine, group, flat.nbytes, buffers)
+    inline = small(group, flat.nbytes, buffers)
 
     def absorb(parts: Parts) -> None:
         if not ours:
@@ -149,6 +161,7 @@ def broadcast(engine: Engine, group: GroupMembers, tensor: torch.Tensor, src: in
 
     signature = Fingerprint(Collective.BROADCAST, flat.nbytes, code, src, inline=inline, on_device=buffers.on_device)
     plan = Plan("broadcast", signature, lambda _: bytes_of(flat) if ours else None, absorb, launch)
+    plan.steps = lambda: iter([moved.distribute(group, lambda _: flat, flat, src)])
     return begin(engine, group, plan, buffers, stream)
 
 
@@ -163,13 +176,13 @@ def all_reduce(
 ) -> Operation:
     """Start ``Group.all_reduce``; with ``dst``, ``Group.reduce``."""
     name, kind = ("all_reduce", Collective.ALL_REDUCE) if dst is None else ("reduce", Collective.REDUCE)
-    code = check_tensor(group, name, tensor)  # at every rank: the backend may use the memory for what is between
+    code = check_tensor(group, name, tensor)  # at every rank: a backend may use the memory for what is between
     buffers, ours = buffers_for(engine, group, name, tensor), dst is None or group.rank == dst
     reduction = Reduction(group, name, op, tensor.dtype, on_device=buffers.on_device)
     flat = buffers.both(tensor)
-    inline = small(engine, group, flat.nbytes, buffers)
-    if not inline:
-        reduction.check_backend(group, name, tensor.dtype)
+    inline = small(group, flat.nbytes, buffers)
+    on_lanes = not (inline or buffers.on_device)
+    reducer = moved.Reducer(group, reduction, flat, -(-flat.numel() // group.size)) if on_lanes else None
 
     def outgoing(place: int) -> Bytes | None:
         return bytes_of(flat) if dst in (None, place) else None
@@ -185,8 +198,9 @@ def all_reduce(
 
     root = -1 if dst is None else dst
     signature = Fingerprint(kind, flat.nbytes, code, root, reduction.code, inline, buffers.on_device)
-    after = (lambda: reduction.complete(flat, group.size)) if ours else None
-    plan = Plan(name, signature, outgoing, absorb, launch, after)
+    plan = Plan(name, signature, outgoing, absorb, launch)
+    if reducer is not None:
+        plan.steps = partial(moved.all_reduce, group, reducer, flat, dst)
     return begin(engine, group, plan, buffers, stream)
 
 
@@ -237,7 +251,7 @@ def _gathered(
     kind, root = (Collective.ALL_GATHER, -1) if dst is None else (Collective.GATHER, dst)
     buffers, me = buffers_for(engine, group, name, tensor, *outputs), group.rank
     flat, flats = buffers.source(tensor), [buffers.target(output) for output in outputs]
-    inline = small(engine, group, flat.nbytes, buffers)
+    inline = small(group, flat.nbytes, buffers)
 
     def outgoing(place: int) -> Bytes | None:
         return bytes_of(flat) if dst in (None, place) else None
@@ -253,8 +267,15 @@ def _gathered(
         return driver.gather(targets, sent, dst, after=buffers.after)
 
     signature = Fingerprint(kind, flat.nbytes, code, root, inline=inline, on_device=buffers.on_device)
-    plan = Plan(name, signature, outgoing, absorb, launch)
-    return begin(engine, group, plan, buffers, stream, [(target, flat) for target in flats])
+
+    def steps() -> Steps:
+        if dst is None:
+            yield moved.exchange(group, lambda _: flat, flats.__getitem__)
+        else:
+            yield moved.collect(group, flat, flats.__getitem__, dst)
+
+    plan = Plan(name, signature, outgoing, absorb, launch, steps)
+    return begin(engine, group, plan, buffers, stream, [(target, flat) for target in flats[me : me + 1]])
 
 
 def scatter(
@@ -272,7 +293,7 @@ def scatter(
     inputs = as_list(group, "scatter", "scatter_list", scatter_list, tensor, check_source) if me == src else ()
     buffers = buffers_for(engine, group, "scatter", tensor, *inputs)
     flat, flats = buffers.target(tensor), [buffers.source(one) for one in inputs]
-    inline = small(engine, group, flat.nbytes, buffers)
+    inline = small(group, flat.nbytes, buffers)
 
     def absorb(parts: Parts) -> None:
         bytes_of(flat)[:] = bytes_of(flats[me]) if me == src else part(parts, src)
@@ -282,7 +303,8 @@ def scatter(
 
     signature = Fingerprint(Collective.SCATTER, flat.nbytes, code, src, inline=inline, on_device=buffers.on_device)
     plan = Plan("scatter", signature, lambda place: bytes_of(flats[place]) if me == src else None, absorb, launch)
-    return begin(engine, group, plan, buffers, stream, [(flat, one) for one in flats])
+    plan.steps = lambda: iter([moved.distribute(group, flats.__getitem__, flat, src)])
+    return begin(engine, group, plan, buffers, stream, [(flat, one) for one in flats[me : me + 1]])
 
 
 def pieces(

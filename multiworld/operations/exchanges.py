@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from multiworld.matching.collective_plan import Collective, Fingerprint, Parts, Plan
 from multiworld.matching.memory import bytes_of
 from multiworld.matching.protocol import CODES
+from multiworld.operations import parts as moved
 from multiworld.operations.collectives import (
     Check,
     Tensors,
@@ -22,6 +24,7 @@ from multiworld.operations.collectives import (
     small,
     tensors_of,
 )
+from multiworld.operations.parts import Memory, exchange
 from multiworld.operations.reduction import Reduction
 from multiworld.tensors.checks import check_list, check_number, check_source, check_tensor, invalid
 
@@ -61,40 +64,31 @@ def _reduce_scatter(
     whole: torch.Tensor | None = None,
 ) -> Operation:
     """``whole`` is what the inputs are pieces of, if they are."""
-    buffers, me, size = buffers_for(engine, group, name, output, *inputs), group.rank, group.size
+    buffers, me = buffers_for(engine, group, name, output, *inputs), group.rank
     on_device = buffers.on_device
     reduction = Reduction(group, name, op, output.dtype, on_device=on_device)
     target = buffers.target(output)
     flats = [] if on_device and whole is not None else [buffers.source(one) for one in inputs]
-    inline = small(engine, group, target.nbytes, buffers)
+    inline = small(group, target.nbytes, buffers)
     kind, code = Collective.REDUCE_SCATTER, CODES[target.dtype]
     signature = Fingerprint(
         kind, target.nbytes, code, reduction=reduction.code, inline=inline, on_device=buffers.on_device
     )
 
-    if inline:
+    def absorb(parts: Parts) -> None:
+        reduction.apply(target, tensors_of(parts, flats[me]))
 
-        def absorb(parts: Parts) -> None:
-            reduction.apply(target, tensors_of(parts, flats[me]))
+    def launch(driver: Driver) -> Any:
+        return driver.reduce_scatter(target, sent, reduction.backend_op, after=buffers.after)
 
-        plan = Plan(name, signature, lambda place: bytes_of(flats[place]), absorb)
+    plan = Plan(name, signature, lambda place: bytes_of(flats[place]), absorb, launch)
+    if not on_device:
+        if not inline:
+            reducer = moved.Reducer(group, reduction, target, target.numel())
+            plan.steps = partial(moved.reduce_scatter, group, reducer, flats, target)
         return begin(engine, group, plan, buffers, stream)
-    sent = buffers.joined(flats) if whole is None or not on_device else buffers.source(whole)
-    if on_device:
-
-        def launch(driver: Driver) -> Any:
-            return driver.reduce_scatter(target, sent, reduction.backend_op, after=buffers.after)
-
-        plan = Plan(name, signature, nothing, nothing, launch)
-        return begin(engine, group, plan, buffers, stream, [(target, sent)])
-    got = buffers.keep(torch.empty_like(sent))
-    splits = [target.nbytes] * size
-
-    def exchange(driver: Driver) -> Any:
-        return driver.all_to_all(buffers.raw(got), buffers.raw(sent), splits, splits)
-
-    plan = Plan(name, signature, nothing, nothing, exchange, lambda: reduction.apply(target, list(got.chunk(size))))
-    return begin(engine, group, plan, buffers, stream)
+    sent = buffers.joined(flats) if whole is None else buffers.source(whole)
+    return begin(engine, group, plan, buffers, stream, [(target, sent)])
 
 
 def all_to_all(
@@ -106,6 +100,9 @@ def all_to_all(
     _check_row(group, name, "output_list", output_list, check_tensor, input_list[0].dtype)
     buffers = buffers_for(engine, group, name, *input_list, *output_list)
     sources, targets = [buffers.source(one) for one in input_list], [buffers.target(one) for one in output_list]
+    splits = [s.nbytes for s in sources], [t.nbytes for t in targets]
+    if not buffers.on_device:
+        return _on_cpu(engine, group, name, buffers, sources.__getitem__, targets.__getitem__, splits)
     sent = buffers.joined(sources)
     got = buffers.keep(torch.empty(sum(t.numel() for t in targets), dtype=sent.dtype, device=sent.device))
 
@@ -113,8 +110,7 @@ def all_to_all(
         for target, piece in zip(targets, got.split([t.numel() for t in targets]), strict=True):
             target.copy_(piece)
 
-    splits = [s.nbytes for s in sources], [t.nbytes for t in targets]
-    return _uneven(engine, group, name, buffers, got, sent, splits, hand_out, stream)
+    return _on_device(engine, group, name, buffers, got, sent, splits, hand_out, stream)
 
 
 def all_to_all_single(
@@ -135,41 +131,48 @@ def all_to_all_single(
     of = _splits(group, name, "output_split_sizes", output, output_split_sizes)
     buffers = buffers_for(engine, group, name, output, tensor)
     sent, got = buffers.source(tensor), buffers.target(output)
+    if buffers.on_device:
+        return _on_device(engine, group, name, buffers, got, sent, (to, of), lambda: None, stream)
     even = output_split_sizes is None and input_split_sizes is None and to == of
-    if even and buffers.device is None and small(engine, group, to[0], buffers):
-        signature = Fingerprint(
-            Collective.ALL_TO_ALL, to[0], CODES[sent.dtype], inline=True, on_device=buffers.on_device
-        )
-        plan = _by_lanes(group, name, signature, got, sent, (to, of), lambda: None)
-        return begin(engine, group, plan, buffers, stream)
-    return _uneven(engine, group, name, buffers, got, sent, (to, of), lambda: None, stream)
+    pieces = partial(_piece, sent, to), partial(_piece, got, of)
+    return _on_cpu(engine, group, name, buffers, *pieces, (to, of), even=even)
 
 
-def _by_lanes(
+def _piece(flat: torch.Tensor, sizes: list[int], place: int) -> torch.Tensor:
+    """The piece at ``place`` of a tensor that is split in so many bytes; made when it is used, since the memory may be
+    another by then."""
+    begin = sum(sizes[:place]) // flat.element_size()
+    return flat[begin : begin + sizes[place] // flat.element_size()]
+
+
+def _on_cpu(
+    engine: Engine,
     group: GroupMembers,
     name: str,
-    signature: Fingerprint,
-    got: torch.Tensor,
-    sent: torch.Tensor,
+    buffers: StagingBuffers,
+    outgoing: Memory,
+    incoming: Memory,
     splits: tuple[list[int], list[int]],
-    after: Callable[[], None],
-) -> Plan:
-    """An exchange that travels with the fingerprints."""
-
-    def piece(of: torch.Tensor, sizes: list[int], place: int) -> memoryview:
-        begin = sum(sizes[:place])
-        return bytes_of(of)[begin : begin + sizes[place]]
+    *,
+    even: bool = False,
+) -> Operation:
+    """Exchange over the lanes. If all know that all pieces are alike, ``even``, small ones go with the fingerprints."""
+    me, code = group.rank, CODES[incoming(group.rank).dtype]
+    if even and small(group, splits[0][0], buffers):
+        signature = Fingerprint(Collective.ALL_TO_ALL, splits[0][0], code)
+    else:
+        signature = Fingerprint(Collective.ALL_TO_ALL, 0, code, inline=False, splits=splits)
 
     def absorb(parts: Parts) -> None:
         for place in range(group.size):
-            ours = piece(sent, splits[0], place)
-            piece(got, splits[1], place)[:] = ours if place == group.rank else part(parts, place)
-        after()
+            bytes_of(incoming(place))[:] = bytes_of(outgoing(me)) if place == me else part(parts, place)
 
-    return Plan(name, signature, lambda place: piece(sent, splits[0], place), absorb)
+    plan = Plan(name, signature, lambda place: bytes_of(outgoing(place)), absorb)
+    plan.steps = lambda: iter([exchange(group, outgoing, incoming)])
+    return begin(engine, group, plan, buffers, False, [(incoming(me), outgoing(me))])
 
 
-def _uneven(
+def _on_device(
     engine: Engine,
     group: GroupMembers,
     name: str,
@@ -180,12 +183,9 @@ def _uneven(
     after: Callable[[], None],
     stream: bool,
 ) -> Operation:
-    inline = engine.device is not None and buffers.device is None
     signature = Fingerprint(
-        Collective.ALL_TO_ALL, 0, CODES[sent.dtype], inline=inline, splits=splits, on_device=buffers.on_device
+        Collective.ALL_TO_ALL, 0, CODES[sent.dtype], inline=False, splits=splits, on_device=buffers.on_device
     )
-    if inline:
-        return begin(engine, group, _by_lanes(group, name, signature, got, sent, splits, after), buffers, stream)
 
     def launch(driver: Driver) -> Any:
         return driver.all_to_all(buffers.raw(got), buffers.raw(sent), splits[1], splits[0], after=buffers.after)
@@ -194,13 +194,8 @@ def _uneven(
         after()
         return buffers.finish(value)
 
-    if buffers.on_device:
-        plan = Plan(name, signature, nothing, nothing, launch, finish=finish)
-        return begin(engine, group, plan, buffers, stream, [(got, sent)])
-    if group.size == 1:
-        got.copy_(sent)
-    plan = Plan(name, signature, nothing, lambda _: after(), None if group.size == 1 else launch, after)
-    return begin(engine, group, plan, buffers, stream)
+    plan = Plan(name, signature, nothing, nothing, launch, finish=finish)
+    return begin(engine, group, plan, buffers, stream, [(got, sent)])
 
 
 def _check_row(

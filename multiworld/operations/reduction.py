@@ -1,4 +1,4 @@
-"""Reductions that are done here, for small tensors: in rank order on every member, so that all get the same bits."""
+"""Reductions that are done here, on the CPU: in rank order, so that all members get the same bits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.distributed import ReduceOp
 
+from multiworld.engine import library
 from multiworld.matching.collective_plan import REDUCTIONS
+from multiworld.matching.protocol import CODES
 from multiworld.tensors.checks import invalid
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ class Reduction:
     Args:
         op: a ``torch.distributed.ReduceOp``.
         dtype: of the tensors.
-        on_device: whether the backend does it all on the device; else it is done here, or finished here, on the CPU.
+        on_device: whether the backend does it on the device; else it is done here.
 
     Raises:
         InvalidArgument: the reduction is unknown, or not one for this dtype or on the device.
@@ -71,37 +73,22 @@ class Reduction:
             raise invalid(group, operation, what, "convert the tensor, or use another reduction")
         self.name = name
         self.code = REDUCTIONS.index(name)
-        #: what the backend is asked for: Gloo has no average on every release
-        self.backend_op = ReduceOp.SUM if name == "AVG" and not on_device else getattr(ReduceOp, name)
-        self._on_device = on_device
-
-    def check_backend(self, group: GroupMembers, operation: str, dtype: torch.dtype) -> None:
-        """Check that the backend has it, too.
-
-        Raises:
-            InvalidArgument: Gloo would fail in the middle, on complex numbers with anything but a sum.
-        """
-        if dtype.is_complex and self.backend_op != ReduceOp.SUM and not self._on_device:
-            what, remedy = f"Gloo has no {self.name} of {dtype}", "reduce pieces of at most 512 KB, or their real view"
-            raise invalid(group, operation, what, remedy)
+        #: what the backend is asked for
+        self.backend_op = getattr(ReduceOp, name)
 
     def apply(self, target: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
         """Reduce flat ``tensors`` in order, into ``target``, which may be one of them."""
+        memory = target.data_ptr(), [one.data_ptr() for one in tensors]
+        if library.module().reduce(self.code, CODES[target.dtype], *memory, target.numel()):
+            return
         for begin in range(0, target.numel(), CHUNK):
             end = begin + CHUNK
             target[begin:end].copy_(_combined(self.name, [tensor[begin:end] for tensor in tensors]))
 
-    def complete(self, result: torch.Tensor, count: int) -> torch.Tensor:
-        """The last step, after ``count`` tensors were combined by the backend."""
-        return result if self._on_device else _completed(self.name, result, count)
-
 
 def _combined(name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    return _completed(name, fold(_COMBINE[name], [parts[0].clone(), *parts[1:]]), len(parts))
-
-
-def _completed(name: str, result: torch.Tensor, count: int) -> torch.Tensor:
-    return result.div_(count) if name == "AVG" else result
+    result = fold(_COMBINE[name], [parts[0].clone(), *parts[1:]])
+    return result.div_(len(parts)) if name == "AVG" else result
 
 
 @cache

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import torch
-import torch.distributed as dist
 
 from multiworld.config import (
     DEFAULT_MAX_MESSAGE_BYTES,
@@ -135,8 +134,6 @@ def _checked_device(name: str, rank: int, backend: str, device: torch.device | s
     if not isinstance(backend, str) or backend not in BACKENDS:
         raise BackendUnavailable(what=f"unknown backend {backend!r}", cause=f"known are {', '.join(BACKENDS)}")
     if backend == "gloo":
-        there = dist.is_available() and hasattr(dist, "ProcessGroupGloo")
-        _require("gloo", None if there else "this torch is built without Gloo")
         place = _device("cpu" if device is None else device)
         if place.type == "meta":
             raise _invalid("device 'meta' has no memory", "pass the device of the tensors")

@@ -66,7 +66,6 @@ class Session:
     Args:
         acceptor: answers those who dial this member.
         claims: of all members, by rank.
-        address: local address that backends bind to.
 
     Attributes:
         lock: guards all of it; held for short, never while waiting.
@@ -83,9 +82,8 @@ class Session:
         wires: Wires,
         acceptor: HandshakeAcceptor,
         claims: Mapping[int, PeerPlace],
-        address: str,
     ) -> None:
-        self.hub, self.bus, self.config, self.address = hub, bus, config, address
+        self.hub, self.bus, self.config = hub, bus, config
         limits = Limits(config.op_timeout, config.max_message_bytes)
         self.membership = Membership(config.name, config.rank, config.size, generation, config.backend, limits)
         self.name = config.name

@@ -32,8 +32,7 @@ def readable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_aligned(tensor: torch.Tensor) -> bool:
-    """Return whether each element lies at a multiple of its size, where every operation of torch and Gloo can use
-    it."""
+    """Return whether each element lies at a multiple of its size, where every operation of torch can use it."""
     return bool(tensor.data_ptr() % tensor.element_size() == 0)
 
 

@@ -12,12 +12,12 @@ import os
 import resource
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, ParamSpec, TypeVar
 
 from multiworld.errors import DescriptorsExhausted
-from multiworld.transport.sockets import accepted, borrowed, copy_of
+from multiworld.transport.sockets import accepted
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -139,36 +139,6 @@ class Reserve:
                 return function(*args, **kwargs)
         self.fill()
         return made
-
-    @contextlib.contextmanager
-    def copied(self, number: int) -> Iterator[socket.socket]:
-        """A copy of the socket ``number`` for as long as the block lasts; a child that is forked meanwhile closes it.
-
-        If no descriptor is free, one of the reserve is written over, so that another thread cannot take it first.
-        """
-        try:
-            copy = copy_of(number)
-        except OSError as error:
-            if descriptor_shortage(error) is None:
-                raise
-            with self._written_over(number) as slot:
-                yield slot
-            return
-        with copy:
-            yield copy
-
-    @contextlib.contextmanager
-    def _written_over(self, number: int) -> Iterator[socket.socket]:
-        with self._guard:
-            if len(self._held) < 2:
-                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            stays, slot = self._held[:2]
-            os.dup2(number, slot, inheritable=False)
-            try:
-                with borrowed(slot) as sock:
-                    yield sock
-            finally:
-                os.dup2(stays, slot, inheritable=False)
 
 
 #: of this process; kept back from the first ``MultiWorld`` to the end of the last

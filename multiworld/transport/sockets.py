@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final, ParamSpec
 
 #: how long a fork waits at most; to make a socket takes microseconds
@@ -40,13 +40,6 @@ def made(make: Callable[P, socket.socket], /, *args: P.args, **kwargs: P.kwargs)
         sock = make(*args, **kwargs)
         _ours[sock] = sock.fileno(), os.fstat(sock.fileno()).st_ino
     return sock
-
-
-@contextlib.contextmanager
-def none_made() -> Iterator[None]:
-    """Within the block no other thread makes a socket of ours, and none forks. What is in it waits for nothing."""
-    with _guard:
-        yield
 
 
 def accepted(listener: socket.socket) -> socket.socket:
@@ -90,30 +83,6 @@ def listening_here(name: str) -> socket.socket:
 def connected_here(name: str, timeout: float) -> socket.socket:
     """Connect to the process of this machine and network namespace that listens under ``name``; raises ``OSError``."""
     return _connected(socket.AF_UNIX, named(name), timeout)
-
-
-def copy_of(number: int) -> socket.socket:
-    """Copy the socket ``number``; raises ``OSError``, too, if it is none."""
-
-    def copy() -> socket.socket:
-        number_of_copy = os.dup(number)
-        try:
-            return socket.socket(fileno=number_of_copy)
-        except OSError:
-            os.close(number_of_copy)
-            raise
-
-    return made(copy)
-
-
-@contextlib.contextmanager
-def borrowed(number: int) -> Iterator[socket.socket]:
-    """Yield a socket object on a descriptor that stays open."""
-    sock = socket.socket(fileno=number)
-    try:
-        yield sock
-    finally:
-        sock.detach()
 
 
 def _connected(family: socket.AddressFamily, address: Any, timeout: float) -> socket.socket:

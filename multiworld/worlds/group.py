@@ -43,9 +43,9 @@ class Group(GroupBase):
 
     A cancelled collective breaks the world, because the other members count on it: all of them get a ``PeerLost`` whose
     ``how`` is ``"cancelled"``. In a world that was joined with ``on_cancel="finish"`` it goes on without its caller.
-    Until all members have called it, the await ends at once and the collective goes on with copies. While the backend
-    works on it, the await ends when the collective does; a member's 512 KB to all others together need no backend.
-    Either way the tensors that were to be written are undefined.
+    Until all members have called it, the await ends at once and the collective goes on with copies. After that it ends
+    when the collective does, if a member sends more than 512 KB to all others together, or tensors on a device. Either
+    way the tensors that were to be written are undefined.
 
     **CUDA tensors**, in a world whose backend works on a CUDA device, go from device to device. CPU tensors of any
     length go over the lanes there. All members pass the same kind. Nothing is launched before all have called, so
@@ -95,8 +95,8 @@ class Group(GroupBase):
 
         Arguments, results and errors are those of the awaitable methods. An interrupted wait (``KeyboardInterrupt``)
         means what a cancelled await means: it breaks the world of a collective. With ``on_cancel="finish"``, the wait
-        for a collective that the backend works on ends when the collective does; a second interrupt breaks the world to
-        end it.
+        for a large collective that all have called ends when the collective does; a second interrupt breaks the world
+        to end it.
         """
         return self._sync_group
 

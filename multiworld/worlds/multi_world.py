@@ -115,7 +115,7 @@ class MultiWorld:
         secret: text or bytes that every member proves to know before it is let in, the same for all members;
             None reads ``MULTIWORLD_SECRET``; without one, a process that reaches our ports and knows a claim is let in.
         ports: where our listeners may be, such as ``"29600-29699"`` or a range; None reads ``MULTIWORLD_PORTS``;
-            without, the kernel chooses. Gloo's own listeners do not keep to it.
+            without, the kernel chooses.
         interfaces: names or networks such as ``("eth0", "10.0.0.0/8")``, where peers reach us at the first that fits;
             None reads ``MULTIWORLD_INTERFACES``, separated by commas.
 

@@ -187,7 +187,7 @@ class WorldTable(Generic[World]):
             # one, which a peer may bring about at once.
             hub.call_and_wait(lambda: bus.publish(joined))
             wires = met.wires, met.acceptor, met.claims
-            session = Session(hub, bus, config, met.generation, *wires, source.address)
+            session = Session(hub, bus, config, met.generation, *wires)
             try:
                 if loop is not None:
                     session.bridge.attach(loop)

@@ -154,6 +154,9 @@ class Member:
     def aside(self, function: Callable[[], None]) -> None:
         raise AssertionError(f"{function} needs a thread")
 
+    def abort(self, reason: str) -> None:
+        raise AssertionError(f"aborted: {reason}")
+
     def interrupted(self, what: str) -> None:
         raise AssertionError(f"interrupted while {what}")
 

@@ -8,6 +8,7 @@
 
 #include "bind/binding.h"
 #include "bind/launch.h"
+#include "bind/reduction.h"
 #include "heartbeats.h"
 #include "mover/engine.h"
 
@@ -257,6 +258,23 @@ PyObject* collective(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   }
   uint64_t id = unlocked([&] { return engine->collective(group, ranks, fingerprint, launches, outgoing); });
   return PyLong_FromUnsignedLongLong(id);
+}
+
+// parts(number, [(receives, peer, address, length), ...]): move these of a collective that was in `owed`.
+PyObject* parts(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  Engine* engine = engine_of(self);
+  if (!engine || !count_is(count, 2)) return nullptr;
+  uint64_t id = number(args[0]);
+  std::vector<Part> found(size_t(PyList_Size(args[1])));
+  for (size_t i = 0; i < found.size(); i++) {
+    int receives;
+    unsigned long long address, length;
+    PyObject* said = PyList_GetItem(args[1], Py_ssize_t(i));
+    if (!said || !PyArg_ParseTuple(said, "iiKK", &receives, &found[i].peer, &address, &length)) return nullptr;
+    found[i].receives = receives, found[i].data = reinterpret_cast<char*>(address), found[i].nbytes = length;
+  }
+  if (PyErr_Occurred()) return nullptr;
+  return unlocked([&] { return engine->exchange(id, found), 0; }), none();
 }
 
 PyObject* wait_for(PyObject* self, PyObject* const* args, Py_ssize_t count) {
@@ -540,6 +558,7 @@ PyMethodDef engine_methods[] = {
     PLAIN("start_all", start_all, METH_O),
     FAST("start_any", start_any),
     FAST("collective", collective),
+    FAST("parts", parts),
     FAST("wait", wait_for),
     PLAIN("outcome", of<outcome_of>, METH_O),
     PLAIN("received", of<received>, METH_O),
@@ -582,6 +601,7 @@ PyType_Spec engine_spec = {"multiworld._engine.Engine", sizeof(EngineObject), 0,
 PyMethodDef functions[] = {
     FAST("setup", setup),
     FAST("answer_heartbeats", heartbeats),
+    FAST("reduce", reduce_memory),
     PLAIN("shared_memory_error", shared_memory_error, METH_NOARGS),
     {},
 };

@@ -10,7 +10,7 @@ namespace multiworld {
 namespace {
 
 constexpr uint32_t max_early = 4096;                       // how many collectives a peer may be ahead of us
-constexpr uint64_t max_payload_bytes = uint64_t(1) << 34;  // the longest payload that comes with a fingerprint
+constexpr uint64_t max_payload_bytes = 512 * 1024;  // the longest payload that comes with a fingerprint
 constexpr uint64_t max_members = 4096;
 constexpr uint64_t head_bytes = 24;  // then, where lengths differ by pair, bytes to and from each member
 

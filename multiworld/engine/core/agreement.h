@@ -1,7 +1,8 @@
 // Agreement on collectives: each member tells all others what it calls, and all compare.
 //
-// Small payloads travel with that; then the exchange is the whole collective. Larger ones go through the backend once all
-// agree. If anything differs, every member sees the same fingerprints, and the operation ends as a mismatch.
+// Small payloads travel with that; then the exchange is the whole collective. Larger ones go in parts, or through the
+// backend, once all agree. If anything differs, every member sees the same fingerprints, and the operation ends as a
+// mismatch.
 #pragma once
 #include <cstdint>
 #include <map>

@@ -7,6 +7,8 @@ namespace {
 
 // How many groups of a world may have collectives; a peer that names more makes them up.
 constexpr size_t max_groups = 1 << 16;
+// Tags of callers' messages are below this; parts of collectives are numbered above it.
+constexpr uint64_t part_bit = uint64_t(1) << 31;
 
 }  // namespace
 
@@ -62,6 +64,26 @@ CollectiveRef Core::collective(uint64_t number, std::vector<int> ranks, std::str
   auto operation = std::make_shared<CollectiveOperation>(number, std::move(ranks), std::move(fingerprint), launches);
   if (begin(operation, gone)) groups_.try_emplace(number, *this, number).first->second.start(operation, outgoing);
   return operation;
+}
+
+void Core::exchange(const CollectiveRef& whole, const std::vector<Part>& parts) {
+  uint64_t key = whole->group << 32 | part_bit | (whole->seq & (part_bit - 1));
+  whole->parts += parts.size();
+  for (const Part& one : parts) {
+    Signature signature{mode_fixed, 0, one.nbytes};
+    OperationRef part = one.receives ? receive(one.peer, key, signature, one.data, true)
+                                     : send(one.peer, key, signature, {one.data, one.nbytes}, {}, true);
+    if (part->done()) {
+      part_over(*part, whole);
+    } else {
+      part->whole = whole;
+    }
+  }
+}
+
+void Core::part_over(const Operation& part, const CollectiveRef& whole) {
+  if (part.outcome == Outcome::mismatch) protocol_error(part.peer, "a part of a collective that all agreed on differs");
+  if (part.succeeded() && --whole->parts == 0 && !whole->done()) launch(*whole);
 }
 
 bool Core::begin(const OperationRef& operation, const std::vector<int>& peers) {
@@ -196,6 +218,7 @@ void Core::settle(Operation& operation, Outcome outcome) {
   }
   operation.outcome = outcome;
   host_.settled(operation);
+  if (CollectiveRef whole = std::move(operation.whole)) part_over(operation, whole);
 }
 
 void Core::launch(Operation& operation) {
@@ -346,7 +369,10 @@ std::vector<int> Core::awaited(const Operation& operation) const {
   std::vector<int> ranks;
   if (operation.type == Operation::Type::collective) {
     for (int rank : static_cast<const CollectiveOperation&>(operation).ranks) {
-      if (needs(operation, rank)) ranks.push_back(rank);
+      bool moves = std::any_of(under_way_.begin(), under_way_.end(), [&](const auto& entry) {
+        return entry.first->whole.get() == &operation && entry.first->peer == rank;
+      });
+      if (moves || needs(operation, rank)) ranks.push_back(rank);
     }
   } else if (operation.type == Operation::Type::any) {
     for (Messages* one : static_cast<const AnyReceive&>(operation).candidates) ranks.push_back(one->peer);

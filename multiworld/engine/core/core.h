@@ -38,8 +38,8 @@ class Host {
   virtual ~Host() = default;
   // An operation has its outcome.
   virtual void settled(Operation& operation) = 0;
-  // The backend is to begin it: all members agree on a collective that `launches`, or a message on the device is matched.
-  // The members begin what they have in common in this order.
+  // The owner is to begin it: all members agree on a collective that `launches`, or a message on the device is matched.
+  // The members begin what they have in common in this order. Then, it is to go on with a collective: its parts are there.
   virtual void launch(Operation& operation) = 0;
   // A withdrawn operation will not be needed: nothing is told of it any more.
   virtual void dropped(Operation& operation) = 0;
@@ -76,7 +76,11 @@ class Core {
   CollectiveRef collective(uint64_t group, std::vector<int> ranks, std::string fingerprint, bool launches,
                            const std::vector<Span>& outgoing);
 
-  // Give it up: its caller waits no more. On return the caller's memory is the caller's.
+  // Move parts of a collective that was launched, in the order of the members' calls: it is launched again when all of
+  // them are there.
+  void exchange(const CollectiveRef& whole, const std::vector<Part>& parts);
+
+  // Give it up: its caller waits no more. On return the caller's memory is the caller's; that of parts when they are there.
   void withdraw(const OperationRef& operation);
   // Whether the host has to do with it after its withdrawal: the backend uses its memory, or is to begin it.
   bool goes_on(const Operation& operation) const;
@@ -121,6 +125,7 @@ class Core {
  private:
   bool begin(const OperationRef& operation, const std::vector<int>& gone);
   void settle(Operation& operation, Outcome outcome);
+  void part_over(const Operation& part, const CollectiveRef& whole);
   void on_offer(int peer, uint32_t seq);
   void choose(const AnyRef& any, Messages& messages, bool offered);
   bool take_kept(const AnyRef& any, Messages& messages);

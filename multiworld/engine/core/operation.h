@@ -12,6 +12,7 @@
 namespace multiworld {
 
 class Messages;
+struct CollectiveOperation;
 
 enum class Outcome : uint8_t {
   pending = 0,
@@ -49,6 +50,7 @@ struct Operation : std::enable_shared_from_this<Operation> {
   Outcome outcome = Outcome::pending;
   int peer = -1;       // the world rank a message goes to, or came from; of a collective the last that was heard
   Signature theirs;    // of a mismatch
+  std::shared_ptr<CollectiveOperation> whole;  // the collective whose part it moves
 
   bool done() const { return outcome != Outcome::pending; }
   bool succeeded() const { return outcome == Outcome::done; }
@@ -147,10 +149,19 @@ struct CollectiveOperation : Operation {
   uint64_t group;
   std::vector<int> ranks;
   std::string fingerprint;
-  bool launches;  // once agreed on it goes through the backend
+  bool launches;  // once agreed on it is the owner's to begin, in parts or on the backend
   uint32_t seq = 0;
+  size_t parts = 0;  // that are under way
   std::map<int, Said> heard;  // by world rank
 };
 using CollectiveRef = std::shared_ptr<CollectiveOperation>;
+
+// What one member sends to, or receives from, another one in a collective that all agreed on.
+struct Part {
+  bool receives = false;
+  int peer = -1;
+  char* data = nullptr;  // the owner's memory, until all parts are there
+  uint64_t nbytes = 0;
+};
 
 }  // namespace multiworld

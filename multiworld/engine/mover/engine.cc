@@ -193,6 +193,11 @@ uint64_t Engine::collective(uint64_t group, std::vector<int> ranks, std::string 
   return take_up(core_.collective(group, std::move(ranks), std::move(fingerprint), launches, outgoing));
 }
 
+void Engine::exchange(uint64_t id, const std::vector<Part>& parts) {
+  Locked lock(*this);
+  if (Slot* slot = find(id)) core_.exchange(std::static_pointer_cast<CollectiveOperation>(slot->operation), parts);
+}
+
 uint64_t Engine::take_up(const OperationRef& operation) {
   if (operation->id) return operation->id;  // it was launched as it began
   if (free_.empty()) {

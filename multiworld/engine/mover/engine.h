@@ -71,6 +71,9 @@ class Engine final : private Wire, private Host {
   uint64_t collective(uint64_t group, std::vector<int> ranks, std::string fingerprint, bool launches,
                       const std::vector<Span>& outgoing);
 
+  // Move parts of a collective that was in `owed`; it is there again when all of them are done.
+  void exchange(uint64_t id, const std::vector<Part>& parts);
+
   // Start a message and move the data until it is done, as `wait` does. 0 if nothing is started any more.
   uint64_t exchange(const Message& message, int64_t until, bool* interrupted, Outcome* outcome);
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import logging
 import os
 import sys
 import threading
@@ -19,7 +18,6 @@ import torch
 import torch.distributed as dist
 
 from multiworld import MultiWorld
-from multiworld.backends.gloo import GlooDriver
 from multiworld.lab.context import Context
 from multiworld.operations import reduction
 
@@ -104,18 +102,6 @@ def computing(store: str) -> None:
     opening(store)
 
 
-def half_open(store: str) -> None:
-    real = GlooDriver.open
-
-    def opened(self: GlooDriver) -> None:
-        if self._rank == 1:
-            threading.Event().wait()  # for good, in Python
-        real(self)
-
-    GlooDriver.open = opened  # type: ignore[method-assign]
-    opening(store)
-
-
 def breaking(store: str) -> None:
     first, second = pair(store)
     for w in (first, second):
@@ -186,7 +172,6 @@ MOMENTS: dict[str, Callable[[str], None]] = {
         own_store,
         opening,
         computing,
-        half_open,
         breaking,
         rejoining,
         working,
@@ -199,16 +184,12 @@ MOMENTS: dict[str, Callable[[str], None]] = {
 
 def _wait(running: dict[int, Path]) -> list[str]:
     pid, status = os.wait()
-    # What Gloo's own C++ code logs of a peer that is gone is not ours; an end by a signal shows in the status.
-    lines = running.pop(pid).read_text().splitlines()
-    said = "\n".join(line for line in lines if line and "/gloo/" not in line)
+    said = running.pop(pid).read_text()
     return [f"status {os.waitstatus_to_exitcode(status)}: {said[-500:]}"] if status or said else []
 
 
 def end_at(_: Context, moment: str, count: int, folder: Path) -> list[str]:
     """Fork the programs; a line for each that ended otherwise than with status 0 and in silence."""
-    # A group that Gloo does not let go of is left alone, with a warning; see docs/notes/speed.md. The status counts.
-    logging.getLogger("multiworld.backends.gloo").setLevel(logging.ERROR)
     running: dict[int, Path] = {}
     wrong: list[str] = []
     for number in range(count):

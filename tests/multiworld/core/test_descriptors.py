@@ -10,7 +10,6 @@ import os
 import pickle
 import resource
 import socket
-import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,18 +21,15 @@ from procs import cluster, wait_until
 from table import members
 
 from multiworld import BrokenWorldException, DescriptorsExhausted, MultiWorld, MultiWorldError
-from multiworld.backends import gloo_sockets
-from multiworld.backends.gloo import GlooDriver
-from multiworld.backends.setup_store import SetupStore
 from multiworld.lab.context import Context
 from multiworld.transport import descriptors
 from multiworld.transport.descriptors import Reserve, descriptor_shortage, require
 
 SECONDS = 10.0
-#: how many descriptors are left free; what a join or a group of Gloo takes is among them
+#: how many descriptors are left free; what a join takes is among them
 LEFT = (0, 2, 6, 12, 24)
-#: of a collective that Gloo carries, not the lanes
-GLOO = 300_000
+#: of a collective that goes in parts
+LARGE = 300_000
 
 
 @contextlib.contextmanager
@@ -99,12 +95,12 @@ class Life:
         self.w = self.mw.sync.join(self.name, self.rank, 2, store=self.store, join_timeout=self.patience)
 
     def collective(self) -> None:
-        t = torch.ones(GLOO)
+        t = torch.ones(LARGE)
         self.w.sync.all_reduce(t)
         assert t[0].item() == 2
 
     def subgroup(self) -> None:
-        t = torch.ones(GLOO)
+        t = torch.ones(LARGE)
         self.w.group((0, 1)).sync.all_reduce(t)
         assert t[0].item() == 2
 
@@ -264,41 +260,6 @@ def test_a_reserve_refuses_a_connection_for_which_there_is_no_descriptor() -> No
     kept.empty()
 
 
-def _published(listener: socket.socket) -> bytes:
-    host, port = listener.getsockname()
-    return struct.pack("=H", socket.AF_INET) + struct.pack("!H", port) + socket.inet_aton(host) + bytes(8)
-
-
-def test_connections_are_shut_down_without_a_free_descriptor() -> None:
-    descriptors.reserve.fill()
-    with (
-        socket.create_server(("127.0.0.1", 0)) as listener,
-        socket.create_connection(listener.getsockname()) as ours,
-        listener.accept()[0] as theirs,
-    ):
-        published = _published(listener)
-        with only(0):
-            assert gloo_sockets.shut_down([published], []) == 1
-            assert gloo_sockets.remaining([], [published]) == 1
-        assert theirs.recv(1) == b""
-        ours.settimeout(SECONDS)
-        assert ours.recv(1) == b""
-    descriptors.reserve.empty()
-
-
-def test_a_listener_whose_members_are_all_there_hears_nobody_and_its_connections_go_on() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("127.0.0.1", 0)) as other:
-        member = socket.create_connection(listener.getsockname())
-        with member, listener.accept()[0] as accepted:
-            if not gloo_sockets.deafen([_published(listener)]):
-                pytest.skip("this kernel takes no packet filter")
-            with pytest.raises(TimeoutError):
-                socket.create_connection(listener.getsockname(), timeout=0.3)
-            member.sendall(b"x")
-            assert accepted.recv(1) == b"x"
-            socket.create_connection(other.getsockname(), timeout=SECONDS).close()  # nobody else's is touched
-
-
 def test_nothing_is_kept_back_once_the_last_multiworld_is_closed() -> None:
     gc.collect()
     before = len(descriptors.reserve._held)
@@ -327,34 +288,6 @@ def test_a_rendezvous_without_descriptors_is_an_error_of_the_package(store: str)
         with only(0), pytest.raises(MultiWorldError, match=r"oo many open files|no free file descriptors"):
             mw.sync.join("w", 0, 1, store=store, join_timeout=0.5)
         mw.sync.join("w", 0, 1, store=store)
-
-
-def test_a_group_of_gloo_does_not_look_at_every_socket_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """64 members in one process have 12,000 sockets: each member looked at all of them when it had connected."""
-    looked: list[int] = []
-    copied = gloo_sockets.reserve.copied
-
-    def counted(number: int) -> contextlib.AbstractContextManager[int]:
-        looked.append(number)
-        return copied(number)
-
-    monkeypatch.setattr(gloo_sockets.reserve, "copied", counted)
-    stores: list[SetupStore] = []
-    stores += [SetupStore(lambda key, data: stores[1].receive(key, data), SECONDS)]
-    stores += [SetupStore(lambda key, data: stores[0].receive(key, data), SECONDS)]
-    drivers = [GlooDriver(store, rank, 2, "127.0.0.1") for rank, store in enumerate(stores)]
-    with contextlib.ExitStack() as stack:
-        for _ in range(200):
-            for sock in socket.socketpair():
-                stack.enter_context(sock)
-        threads = [threading.Thread(target=driver.open) for driver in drivers]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(3 * SECONDS)
-        assert 0 < len(looked) < 100
-    for driver in drivers:
-        driver.close(SECONDS)
 
 
 def test_an_event_loop_begins_to_await_without_a_free_descriptor(store: str) -> None:

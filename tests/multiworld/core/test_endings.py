@@ -14,9 +14,6 @@ import torch.distributed as dist
 from procs import cluster, wait_until
 
 from multiworld import MultiWorld, RendezvousError
-from multiworld.backends import gloo
-from multiworld.backends.gloo import GlooDriver
-from multiworld.backends.setup_store import SetupStore
 from multiworld.lab.context import Context
 from multiworld.process.thread_parking import park
 from multiworld.process.threads import start_or_run
@@ -83,74 +80,6 @@ def test_what_no_thread_can_be_started_for_is_done_at_once(monkeypatch: pytest.M
         patched.setattr(threading.Thread, "start", refuses)
         start_or_run("mw-test", lambda: done.append(threading.current_thread().name))
     assert done == [threading.current_thread().name]
-
-
-def _both_open(first: GlooDriver, second: GlooDriver) -> None:
-    thread = threading.Thread(target=second.open)
-    thread.start()
-    first.open()
-    thread.join(SECONDS)
-
-
-def _drivers(timeout: float) -> tuple[GlooDriver, GlooDriver]:
-    stores: list[SetupStore] = []
-    stores.append(SetupStore(lambda key, value: stores[1].receive(key, value), timeout))
-    stores.append(SetupStore(lambda key, value: stores[0].receive(key, value), timeout))
-    return GlooDriver(stores[0], 0, 2, "127.0.0.1"), GlooDriver(stores[1], 1, 2, "127.0.0.1")
-
-
-def test_the_time_that_connecting_may_take_is_none_of_the_operations() -> None:
-    first, second = _drivers(1.0)
-    _both_open(first, second)
-    ended: list[Any] = []
-    both = threading.Event()
-
-    def finished(error: BaseException | None) -> None:
-        ended.append(error)
-        if len(ended) == 2:
-            both.set()
-
-    t, u = torch.ones(1000), torch.ones(1000)
-    first.watch(first.all_reduce(t, dist.ReduceOp.SUM), finished)
-    assert not both.wait(2.5)  # longer than a connect may take
-    assert ended == []
-    second.watch(second.all_reduce(u, dist.ReduceOp.SUM), finished)
-    assert both.wait(SECONDS)
-    assert ended == [None, None]
-    assert t[0].item() == 2
-    first.close(SECONDS)
-    second.close(SECONDS)
-
-
-def test_a_connect_that_nobody_answers_ends() -> None:
-    """The other member has published where it is, and does not dial: nothing could be shut down."""
-    if not gloo._timeout_can_be_set():
-        pytest.skip("the timeout of a group cannot be changed later in this torch")
-    # Which of the two dials depends on the ports that the kernel gave them.
-    assert any(_is_not_dialled() for _ in range(16)), "never was the other one to dial"
-
-
-def _is_not_dialled() -> bool:
-    """Return whether a connect waited for the other member, and ended."""
-    first, second = _drivers(1.5)
-    gate = threading.Event()
-
-    def stops_after_publishing(key: str, value: bytes) -> None:
-        first._store.receive(key, value)
-        gate.wait(SECONDS)
-
-    second._store._broadcast = stops_after_publishing
-    late = threading.Thread(target=lambda: _quietly(second.open), daemon=True)
-    late.start()
-    try:
-        first.open()
-    except RuntimeError:
-        return True
-    finally:
-        gate.set()
-        late.join(SECONDS)
-        assert not late.is_alive()
-    return False
 
 
 def _quietly(function: Any) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from multiworld.backends.gloo_sockets import each_socket
 from multiworld.transport import sockets
 from multiworld.transport.descriptors import open_numbers
 
@@ -105,26 +104,6 @@ def _inode(number: int) -> int | None:
     with contextlib.suppress(OSError):  # the descriptor by which the open ones were listed
         return os.fstat(number).st_ino
     return None
-
-
-def test_a_socket_that_a_thread_copies_is_none_of_a_childs() -> None:
-    copied, forked = threading.Event(), threading.Event()
-    with sockets.made(socket.socket) as sock:
-        inode = os.fstat(sock.fileno()).st_ino
-
-        def look(copy: socket.socket) -> bool:
-            if os.fstat(copy.fileno()).st_ino == inode:
-                copied.set()
-                forked.wait(SECONDS)
-            return False
-
-        thread = threading.Thread(target=each_socket, args=(look,))
-        thread.start()
-        assert copied.wait(SECONDS)
-        kept = _open_in_a_child(inode)
-        forked.set()
-        thread.join(SECONDS)
-    assert kept == 0
 
 
 def test_a_socket_that_a_thread_is_about_to_close_is_none_of_a_childs() -> None:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
-from procs import wait_until
 from table import SOON, members
 from torch.distributed import ReduceOp
 
-from multiworld import InvalidArgument, PeerLost
-from multiworld.backends.gloo import GlooDriver
-from multiworld.backends.slot import DriverSlot
+from multiworld import BrokenWorldException, InvalidArgument, PeerLost, WorldClosed
+from multiworld.engine.engine import Engine
 from multiworld.operations.reduction import Reduction
 
 Call = Callable[[Any], Any]
@@ -74,45 +72,37 @@ def test_what_fails_in_the_result_of_one_member_is_that_members_error(
         assert at_all(worlds, pool, lambda w: w.sync.all_reduce(torch.ones(1))) == [None, None]
 
 
-def test_what_fails_after_the_backend_is_done_is_a_typed_error(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_between_the_parts_is_that_members_error_and_ends_the_world(
+    store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others cannot go on without what it was to compute."""
+    apply = Reduction.apply
+
+    def cannot_at_rank_1(self: Reduction, target: torch.Tensor, tensors: list[torch.Tensor]) -> None:
+        if tensors[1].data_ptr() == own:
+            _cannot()
+        apply(self, target, tensors)
+
     with members(store, 2) as (worlds, pool):
-        monkeypatch.setattr(Reduction, "apply", _cannot)
+        tensors = [torch.ones(400_000) for _ in worlds]
+        own = tensors[1][200_000:].data_ptr()
+        monkeypatch.setattr(Reduction, "apply", cannot_at_rank_1)
         started = time.monotonic()
-        for error in at_all(
-            worlds, pool, lambda w: w.sync.reduce_scatter_tensor(torch.ones(400_000), torch.ones(800_000))
-        ):
-            assert isinstance(error, InvalidArgument), error
-            assert "cannot do that" in error.what
+        other, ours = at_all(worlds, pool, lambda w: w.sync.all_reduce(tensors[w.rank]))
         assert time.monotonic() - started < SOON
-        monkeypatch.undo()
-        for world in worlds:
-            driver = world.member.session.slots[0]._driver
-            wait_until(lambda driver=driver: not driver._under_way, 5, "it is still under way")
-        assert at_all(worlds, pool, lambda w: w.sync.all_reduce(torch.ones(1))) == [None, None]
+        assert isinstance(ours, InvalidArgument), ours
+        assert "cannot do that" in ours.what
+        assert isinstance(other, BrokenWorldException), other
+        assert "cannot do that" in str(other)
+        assert isinstance(worlds[1].failure, WorldClosed)
 
 
-class _Work:
-    def __init__(self) -> None:
-        self.future: Any = torch.futures.Future()
-
-    def get_future(self) -> Any:
-        return self.future
-
-
-def test_gloo_work_is_over_even_if_handling_its_end_fails() -> None:
-    """Else closing the backend would wait for it in vain."""
-    driver, work = GlooDriver(cast("Any", None), 0, 1, "127.0.0.1"), _Work()
-    driver.watch(work, _cannot)
-    assert driver._under_way
-    work.future.set_result(None)
-    assert not driver._under_way
-
-
-def test_a_backend_that_cannot_be_begun_ends_the_world_at_once(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def launch(*_: Any) -> None:
-        raise RuntimeError("can't start new thread")
-
+def test_parts_that_cannot_be_moved_end_the_world_at_once(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with members(store, 2) as (worlds, pool):
-        monkeypatch.setattr(DriverSlot, "launch", launch)
+        monkeypatch.setattr(Engine, "move", _fails)
         ends = at_all(worlds, pool, lambda world: world.sync.all_reduce(torch.ones(300_000)))
         assert [type(end) for end in ends] == [PeerLost] * 2
+
+
+def _fails(*_: Any) -> None:
+    raise LookupError("no such collective")

@@ -61,6 +61,13 @@ int node_collective(Node* node, uint64_t group, const int* ranks, int count, con
   return keep(node, node->core.collective(group, std::vector<int>(ranks, ranks + count), std::string(fingerprint, size),
                                           launches, parts));
 }
+// Move parts of the collective that was launched as number `place`: of `size` bytes from and to each peer.
+void node_exchange(Node* node, int place, const int* peers, int count, char** to, char** of, uint64_t size) {
+  std::vector<Part> parts;
+  for (int i = 0; i < count; i++) parts.push_back({true, peers[i], to[i], size});
+  for (int i = 0; i < count; i++) parts.push_back({false, peers[i], of[i], size});
+  node->core.exchange(std::static_pointer_cast<CollectiveOperation>(node->launches.at(place)), parts);
+}
 void node_withdraw(Node* node, int number) { node->core.withdraw(node->operations.at(number)); }
 int node_goes_on(Node* node, int number) { return node->core.goes_on(*node->operations.at(number)); }
 void node_keep(Node* node, int number) {

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from multiworld.errors import LossReason, PeerLost, TensorMismatch
+from multiworld.matching.agreement import CollectiveOperation
 from multiworld.matching.collective_plan import Collective, Fingerprint, Plan
 from multiworld.matching.device import DeviceEnd, Moment
 from multiworld.matching.membership import GroupMembers, Limits, Membership
@@ -149,6 +150,9 @@ class Host:
         kind, peer, _, borrows = self.described[-1]
         self.described[-1] = kind, peer, self.device.found, borrows
 
+    def abort(self, reason: str) -> None:
+        raise AssertionError(reason)
+
     def interrupted(self, what: str) -> None:
         raise AssertionError(what)
 
@@ -219,6 +223,25 @@ def _address(memory: Any) -> Any:
     return None if memory is None else ctypes.addressof(memory)
 
 
+class Parts:
+    """Parts of a collective in the engine in Python, which goes on once all are there."""
+
+    def __init__(self, host: Host, launch: Launch, count: int) -> None:
+        self._host, self._launch, self._missing = host, launch, count
+
+    def follow(self, part: Operation) -> None:
+        if not part.attach(lambda: self._over(part)):
+            self._over(part)
+
+    def _over(self, part: Operation) -> None:
+        if isinstance(part._error, TensorMismatch):
+            self._host.end()
+        self._missing -= part.succeeded
+        whole = self._launch.operation
+        if part.succeeded and not self._missing and whole is not None and not whole.done:
+            self._host.launch(0, self._launch)
+
+
 class Node:
     """A member whose two engines are compared after every step."""
 
@@ -234,6 +257,8 @@ class Node:
         self.launched = 0
         self.collectives: Counter[tuple[int, ...]] = Counter()  # by ranks
         self.room = ctypes.create_string_buffer(ROOM)
+        self.moved: set[int] = set()  # launches of collectives that go on in parts
+        self.parts: list[tuple[bytearray, Any]] = []  # what is received: the engine's, the core's
 
     def close(self) -> None:
         self.library.node_free(self.native)
@@ -340,6 +365,26 @@ class Node:
         self.host.over(place)
         self._call("over", place)
 
+    def exchange(self, place: int, data: bytes) -> None:
+        """Move parts of an agreed collective from and to each other member; then it is launched again."""
+        self.moved.add(place)
+        launch = self.host.launches[place]
+        assert launch is not None
+        peers = [rank for rank in launch.ranks if rank != self.rank]
+        parts = Parts(self.host, launch, 2 * len(peers))
+        own = [(bytearray(len(data)), ctypes.create_string_buffer(len(data))) for _ in peers]
+        sent = [(bytearray(data), ctypes.create_string_buffer(data, len(data))) for _ in peers]
+        self.parts += own + sent
+        collective = launch.operation
+        key = collective.gid << 32 | 1 << 31 | collective.seq  # type: ignore[union-attr]
+        signature = (Mode.FIXED, 0, len(data))
+        for peer, (memory, _) in zip(peers, own, strict=True):
+            parts.follow(self.engine.receive("part", peer, key, signature, memoryview(memory), memory))
+        for peer, (memory, _) in zip(peers, sent, strict=True):
+            parts.follow(self.engine.send("part", peer, key, signature, (memoryview(memory),), memory))
+        of = [(ctypes.c_void_p * len(peers))(*(_address(native) for _, native in each)) for each in (own, sent)]
+        self._call("exchange", place, (ctypes.c_int * len(peers))(*peers), len(peers), *of, _u64(len(data)))
+
     # frames
 
     def write(self, peer: int) -> tuple[Frame, bytes] | None:
@@ -399,6 +444,7 @@ class Node:
         for other in self.host.sinks:
             assert bool(self._call("needs", other)) == self.engine.needed(other)
         self._compare_launches()
+        assert all(memory == native.raw for memory, native in self.parts)
         for pair in self.pairs:
             if not pair.withdrawn:
                 self._compare(pair)
@@ -603,20 +649,44 @@ class Schedule:
             mode = mode if mode in EXACT else Mode.FIXED
             node.receive(None, key, mode, dtype, nbytes, self.device, streamed)
         elif self.device and self.draw.random() < 0.5:
-            node.collective(3, GROUPS[0], 8, b"", launches=True)
+            self.call_all()
         else:
             ranks = self.draw.choice((GROUPS[0], GROUPS[0], tuple(sorted((node.rank, peer)))))
             node.collective(sum(ranks), ranks, self.draw.choice((8, 8, 8, 16)), self.draw.randbytes(nbytes))
 
+    def call_all(self) -> None:
+        """Let every member call a collective that is launched; each moves its parts twice."""
+        for node in self.nodes:
+            if node.rank not in self.left:
+                node.collective(7, GROUPS[0], 8, b"", launches=True)
+
     def work(self, node: Node | None = None) -> None:
         """Let a backend do something, or a caller who has given up go."""
         node = node or self.draw.choice(self.nodes)
-        ready = [place for place, one in enumerate(node.host.launches) if one is not None and one.ready]
+        ready = self.ready(node)
         leaving = self.leaving(node)
         if leaving and self.draw.random() < 0.3:
             node.detach(self.draw.choice(leaving))
         elif ready:
-            self.draw.choice((node.enqueued, node.over))(self.draw.choice(ready))
+            place = self.draw.choice(ready)
+            if not self.go_on(node, place):
+                self.draw.choice((node.enqueued, node.over))(place)
+
+    def ready(self, node: Node) -> list[int]:
+        """Return the launches that are the backend's to begin."""
+        launches = enumerate(node.host.launches)
+        return [place for place, one in launches if one is not None and one.ready and place not in node.moved]
+
+    def go_on(self, node: Node, place: int) -> bool:
+        """Let a collective that was launched move its parts; whether there are any left."""
+        launch = node.host.launches[place]
+        operation = None if launch is None else launch.operation
+        if not isinstance(operation, CollectiveOperation) or operation.done or node.engine.failure is not None:
+            return False
+        if node.host.launches.count(launch) > 2:
+            return False
+        node.exchange(place, self.draw.randbytes(8 if self.draw.random() < 0.99 else 9))
+        return True
 
     def leaving(self, node: Node) -> list[Pair]:
         """Return what was given up, and is not used by the backend any more."""
@@ -630,9 +700,10 @@ class Schedule:
         leaving = self.leaving(node)
         for pair in leaving:
             node.detach(pair)
-        ready = [place for place, one in enumerate(node.host.launches) if one is not None and one.ready]
+        ready = self.ready(node)
         for place in ready:
-            node.over(place)
+            if not self.go_on(node, place):
+                node.over(place)
         return bool(leaving or ready)
 
     def withdraw(self, node: Node | None = None) -> None:

@@ -19,7 +19,7 @@ HEAD_BYTES = 24
 #: how many collectives a peer may be ahead of us
 MAX_EARLY = 4096
 #: the longest payload that comes with a fingerprint
-MAX_PAYLOAD_BYTES = 1 << 34
+MAX_PAYLOAD_BYTES = 512 * 1024
 _NUMBERS = 1 << 32  # sequence numbers are this many, and begin anew
 
 
