@@ -353,9 +353,7 @@ class Rendezvous:
         """Tell whether ``generation`` cannot be completed with all of ``claims``."""
         return self._ledger.generation() != generation
 
-    def _wire(
-        self, generation: int, place: int, claims: dict[int, Claim], acceptor: HandshakeAcceptor
-    ) -> Steps[Wires]:
+    def _wire(self, generation: int, place: int, claims: dict[int, Claim], acceptor: HandshakeAcceptor) -> Steps[Wires]:
         config = self._config
 
         last_look = time.monotonic()

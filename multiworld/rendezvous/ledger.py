@@ -48,8 +48,7 @@ class Claim:
         Raises ``RendezvousError`` for a value that is not a claim."""
         try:
             fields = {"protocol": 1, **json.loads(value)}
-            of_type = {name: type(example) for name, example in asdict(_EMPTY).items()}
-            return replace(_EMPTY, **{n: fields[n] for n, kind in of_type.items() if type(fields.get(n)) is kind})
+            return replace(_EMPTY, **{n: fields[n] for n, kind in _KINDS.items() if type(fields.get(n)) is kind})
         except (ValueError, TypeError, RecursionError):
             raise RendezvousError(
                 what="the store holds a claim that multiworld did not write",
@@ -59,6 +58,7 @@ class Claim:
 
 
 _EMPTY = Claim("", "", 0, "", 0, 0, "", 0)
+_KINDS = {name: type(example) for name, example in asdict(_EMPTY).items()}
 #: the size of a generation whose members its roster names
 BY_ROSTER: Final = 0
 

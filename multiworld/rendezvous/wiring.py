@@ -128,8 +128,10 @@ class Wires:
 
     def by_rank(self, places: Sequence[int]) -> Wires:
         """The same by rank, which is the index in ``places``."""
-        tables = ({places.index(place): sock for place, sock in table.items()} for table in self._tables())
-        return Wires(*tables, lambda rank, timeout: self.dial_pulse(places[rank], timeout))
+        lanes, controls, pulses = (
+            {places.index(place): sock for place, sock in table.items()} for table in self._tables()
+        )
+        return Wires(lanes, controls, pulses, lambda rank, timeout: self.dial_pulse(places[rank], timeout))
 
     def close(self) -> None:
         for table in self._tables():

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import torch
 
-from multiworld.config import WorldConfig
 from multiworld.errors import WrongContext
 from multiworld.process.event_loop import no_loop
 from multiworld.session.counters import Counters

@@ -107,8 +107,8 @@ class WorldProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is no
         if mesh is not None:
             what = f"{mesh} refers to the process group {self.group_name}, whose size would change"
             cause = "DeviceMesh, and FSDP2 and DTensor on it, keep the sizes that they were made with"
-            remedy, where = "drop the mesh first, or keep the size", {"rank": rank, "operation": operation}
-            raise InvalidArgument(self._member.name, what, cause=cause, remedy=remedy, **where)
+            remedy, name = "drop the mesh first, or keep the size", self._member.name
+            raise InvalidArgument(name, what, cause=cause, remedy=remedy, rank=rank, operation=operation)
 
     def become_default(self) -> WorldProcessGroup:
         """See ``World.process_group_as_default``."""

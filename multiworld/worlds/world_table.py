@@ -179,8 +179,10 @@ class WorldTable(Generic[World]):
         of_a_join = told_of(config.name, config.rank if config.size else None, operation, after)
         with self._attempting(config.name), of_a_join:
             met = yield from kind(job, *process, config, source, since=since, cancelled=cancelled).run()
-            place = {"world": config.name, "rank": met.config.rank, "size": met.config.size}
-            joined = WorldJoined(**place, generation=met.generation, seconds=met.seconds)
+            rank, size = met.config.rank, met.config.size
+            joined = WorldJoined(
+                world=config.name, generation=met.generation, rank=rank, size=size, seconds=met.seconds
+            )
             # In the hub's thread, as all events are: after the break of the last generation, and before that of this
             # one, which a peer may bring about at once.
             hub.call_and_wait(lambda: bus.publish(joined))
