@@ -66,6 +66,7 @@ class Agreement:
             found = ledger.members(earlier) or found
             self.check(found, earlier)
         self.check(ledger.members(generation), generation)  # last: it is there once the earlier ones are deleted
+        self._probe(found, now=True)  # they could not all meet
         return found or [*self._roll.members, *ledger.invite(self._roll.after, self._roll.guests)]
 
     def check(self, roster: Sequence[Claim], generation: int) -> None:
@@ -83,31 +84,26 @@ class Agreement:
         roster = ledger.roster(generation)
         if roster is not None:
             return roster
-        before = [claim for claim in candidates if claim.identity not in self._gone]
-        if before[0].identity != self._identity:
-            self._probe(before[:1])
+        present = [claim for claim in candidates if claim.identity not in self._gone]
+        if present[0].identity != self._identity:
+            self._probe(present[:1])
             return None
-        claims = self._claims(ledger, generation, candidates)
-        if self._missing(claims, candidates):
-            self._probe(self._missing(claims, candidates))
-            return None
-        return ledger.close_roster(generation, claims)
+        claims = [ledger.claimed(generation, candidate.identity) for candidate in present]
+        came = [claim for claim in claims if claim is not None]
+        if len(came) == len(present):
+            return ledger.close_roster(generation, came)
+        self._probe([candidate for candidate, claim in zip(present, claims, strict=True) if claim is None])
+        return None
 
     def missing(self, ledger: Ledger, generation: int, candidates: Sequence[Claim]) -> list[Claim]:
         """Find those that are waited for."""
-        return self._missing(self._claims(ledger, generation, candidates), candidates)
+        present = (claim for claim in candidates if claim.identity not in self._gone)
+        return [claim for claim in present if ledger.claimed(generation, claim.identity) is None]
 
-    def _claims(self, ledger: Ledger, generation: int, candidates: Sequence[Claim]) -> list[Claim]:
-        found = (ledger.claimed(generation, candidate.identity) for candidate in candidates)
-        return [claim for claim in found if claim is not None]
-
-    def _missing(self, claims: Sequence[Claim], candidates: Sequence[Claim]) -> list[Claim]:
-        here = {claim.identity for claim in claims} | self._gone
-        return [candidate for candidate in candidates if candidate.identity not in here]
-
-    def _probe(self, candidates: Sequence[Claim]) -> None:
-        """See now and then which of ``candidates`` do not run any more."""
-        if time.monotonic() < self._next_probe:
+    def _probe(self, candidates: Sequence[Claim], *, now: bool = False) -> None:
+        """See now and then which of ``candidates`` do not run any more; they are out even if they wake up."""
+        if not now and time.monotonic() < self._next_probe:
             return
-        self._gone.update(claim.identity for claim in candidates if not self._runs(claim))
+        others = (claim for claim in candidates if claim.identity != self._identity)
+        self._gone.update(claim.identity for claim in others if not self._runs(claim))
         self._next_probe = time.monotonic() + PROBE_SECONDS
