@@ -1,7 +1,9 @@
 """A group that goes on with whoever is left: from 4 members to 3, when one is killed, and to 5, when two more come.
 
-Run ``python examples/elastic_group.py``. Four workers add up ones, again and again. One of them is killed; the others
-go on without it. Then two newcomers wait at the door, and the others take them in between two sums. Nobody else stops.
+    python examples/elastic_group.py
+
+Four workers add up ones, again and again. One of them is killed; the others go on without it. Then two newcomers wait
+at the door, and the others take them in between two sums. Nobody else stops.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from multiworld.transport.greeting import GreetingError, Hello, Role
 MAX_LINE = 1 << 16
 #: how many members are looked at together, while all connect
 AT_ONCE = 2
+_TORCH = torch.__version__
 
 
 class Reassembly(Rendezvous):
@@ -143,7 +144,7 @@ class Newcomer(Reassembly):
             return
         with sock:
             self._why = "the members have not called grow()"
-            introduction = {"claim": self._our_claim("").packed(), "torch": torch.__version__}
+            introduction = {"claim": self._our_claim("").packed(), "torch": _TORCH}
             sock.sendall(json.dumps(introduction).encode() + b"\n")
             sock.setblocking(False)
             said = b""

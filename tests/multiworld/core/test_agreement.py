@@ -177,6 +177,7 @@ class Played(Reassembly):
         while True:
             if all(map(self._actor.sees, claims.values())):
                 here.add((generation, ours.incarnation))  # what it says then comes to all
+                self._actor.impatience = 0.0  # later the others would be in, and notice that it leaves
             if all((generation, claim.incarnation) in here for claim in claims.values()):
                 return Wires({}, {}, {}, _nothing)  # type: ignore[arg-type]
             if not all(map(self._actor.sees, claims.values())) or self._ledger.generation() != generation:
