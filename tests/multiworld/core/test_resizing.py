@@ -16,6 +16,7 @@ from multiworld import InvalidArgument, MultiWorld, RendezvousError, TooFewMembe
 from multiworld.rendezvous import reassembly
 
 SOON = 60.0
+SECRET = "another"  # noqa: S105 - of a test
 
 
 def _total(group: Any) -> float:
@@ -114,7 +115,7 @@ def test_a_newcomer_with_another_torch_is_refused(
 
 
 def test_a_newcomer_with_another_secret_is_refused(store: str) -> None:
-    with members(store, 2) as (worlds, pool), MultiWorld(secret="another") as stranger:
+    with members(store, 2) as (worlds, pool), MultiWorld(secret=SECRET) as stranger:
         assert "secret" in _refused(stranger, store)
         assert list(pool.map(_total, worlds)) == [2.0] * 2
 
