@@ -38,6 +38,7 @@ from multiworld.errors import (
     RendezvousError,
     StaleGeneration,
     TensorMismatch,
+    TooFewMembers,
     WorldClosed,
     WrongContext,
 )
@@ -98,6 +99,7 @@ __all__ = [
     "StaleGeneration",
     "TcpStoreAddress",
     "TensorMismatch",
+    "TooFewMembers",
     "World",
     "WorldBroken",
     "WorldClosed",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import operator
+import secrets
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -160,6 +161,7 @@ class WorldConfig:
         max_message_bytes: largest message of unknown size (``recv_tensor``, objects) that is accepted, in bytes.
         network: secret, ports and interfaces.
         on_cancel: ``"break"`` or ``"finish"``, see ``MultiWorld.join``.
+        identity: ours in all generations, see ``World.members``.
     """
 
     name: str
@@ -174,3 +176,4 @@ class WorldConfig:
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
     network: NetworkSettings = field(default_factory=NetworkSettings)
     on_cancel: OnCancel = "break"
+    identity: str = field(default_factory=lambda: secrets.token_hex(8))

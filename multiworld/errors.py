@@ -304,6 +304,18 @@ class RendezvousError(BrokenWorldException):
     what_to_do = "check name, rank, size and store on every member"
 
 
+class TooFewMembers(RendezvousError):
+    """Fewer members are left than the world may go on with; it stays broken.
+
+    Attributes:
+        left: the number of members that are left.
+    """
+
+    left: int = 0
+    likely_cause = "more members were lost than min_size= allows for"
+    what_to_do = "start replacements and call rejoin(), or call shrink() with a smaller min_size"
+
+
 class WorldClosed(BrokenWorldException):
     """The world was left, aborted here, or its ``MultiWorld`` was closed."""
 

@@ -60,10 +60,12 @@ def checked_config(
     resize: bool = False,
     on_cancel: OnCancel = "break",
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+    grow: bool = False,
 ) -> WorldConfig:
     """All settings of a membership, or a typed error that says which is wrong.
 
-    The arguments are those of ``MultiWorld.join``; None takes the default. ``resize`` is only checked.
+    The arguments are those of ``MultiWorld.join``; None takes the default. ``resize`` is only checked. With ``grow``
+    there is no rank yet: it is -1, and the size 0.
 
     Raises:
         InvalidArgument: name, rank, size or a timeout cannot be right.
@@ -76,7 +78,11 @@ def checked_config(
         if len(json.dumps(name)) > MAX_NAME_BYTES:
             raise _invalid(f"a name of {len(name)} characters is too long", "pass a shorter one")
     with told_of(name, whole_number(rank)):
-        rank, size = checked_place(rank, size)
+        if not isinstance(grow, bool):
+            raise _invalid(f"grow is {grow!r}", "pass True or False")
+        if grow and (rank, size, resize) != (None, None, False):
+            raise _invalid("grow=True with rank, size or resize", "leave them out: the members give us the next rank")
+        rank, size = (-1, 0) if grow else checked_place(rank, size)
         given: dict[str, Any] = {"address": address, "op_timeout": op_timeout, "heartbeat": heartbeat}
         chosen = replace(defaults, **{what: value for what, value in given.items() if value is not None})
         check_seconds("join_timeout", join_timeout)

@@ -12,14 +12,14 @@ import secrets
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from multiworld.config import NetworkSettings, WorldConfig, printed
 from multiworld.errors import InvalidArgument, MultiWorldError, RendezvousError, StaleGeneration
 from multiworld.liveness.neighbour import this_process
 from multiworld.process.join_threads import CROWD_SECONDS, JoinJob, Pause, Steps
-from multiworld.rendezvous.ledger import Claim, Ledger
+from multiworld.rendezvous.ledger import BY_ROSTER, Claim, Ledger
 from multiworld.rendezvous.wiring import HandshakeAcceptor, Incompatible, PeerDialler, Wires, WiringFailed, alive, wire
 from multiworld.store.client import SILENT, Cancelled, Deadline, StoreClient, StoreFailed
 from multiworld.store.sources import StoreSource
@@ -35,6 +35,8 @@ STEP_SECONDS, CROWDED_STEP_SECONDS = 5.0, 0.01
 STORE_GRACE_SECONDS = 1.0
 #: the same for an answer to our own client: a store that answers is not blamed for members that do not join
 ANSWER_GRACE_SECONDS = 0.3
+#: how long a newcomer with a rank waits for members that shrink or grow the world; they may all be dead
+ROSTER_SECONDS = 5.0
 _OTHER_FILE = "pass the path of a file that every member can write, in a folder that exists"
 
 
@@ -63,15 +65,16 @@ def _waker(job: JoinJob[Any]) -> Callable[[], None]:
     return wake
 
 
-class _Moved(Exception):
+class Moved(Exception):
     """This generation cannot be completed; look at the newest one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """A generation whose members have all met, after ``seconds``. ``acceptor`` answers for our membership from now
-    on."""
+    """A generation whose members have all met, after ``seconds``. ``config`` has our rank and the size; ``acceptor``
+    answers for our membership from now on."""
 
+    config: WorldConfig
     generation: int
     wires: Wires
     acceptor: HandshakeAcceptor
@@ -123,6 +126,8 @@ class Rendezvous:
         self._complaint: GreetingError | None = None
         #: generations that we ended for all; others may still read them until the next one is complete
         self._abandoned: list[int] = []
+        #: when we first met a generation that goes by a roster; 0 before
+        self._by_roster_since = 0.0
 
     def run(self) -> Steps[Meeting]:
         """Meet the other members. Errors do not say which world they are about: see ``told_of``.
@@ -155,7 +160,7 @@ class Rendezvous:
                 if generation is not None:
                     return (yield from self._enter(generation))
                 yield Pause(LONGEST_PAUSE)
-            except _Moved:
+            except Moved:
                 continue
             except Incompatible as other:
                 self._fail(str(other), other.error.cause, remedy=other.error.remedy)
@@ -235,7 +240,7 @@ class Rendezvous:
         other_size = size is not None and size != config.size
         if other_size and not self._after:
             self._refuse_size(sealed, size or 0)
-        holder = self._ledger.claimed(sealed, config.rank)
+        holder = self._ledger.holder(sealed, config.rank)
         taken = holder is not None and self._alive(sealed, config.rank, holder)
         if self._after and (taken or other_size):
             raise self._stale(sealed, holder if taken else None)
@@ -253,31 +258,53 @@ class Rendezvous:
 
     def _enter(self, generation: int) -> Steps[Meeting]:
         config = self._config
-        size = self._ledger.agree_size(generation, config.size)
-        if size != config.size:
-            self._refuse_size(generation, size)
+        place, places = yield from self._place(generation)
         incarnation = secrets.token_hex(8)
-        place = config.name, generation, config.rank, size, incarnation
-        acceptor = HandshakeAcceptor(self._endpoint, *place, withdrawn=self._cancelled, on_arrival=_waker(self._job))
+        where = config.name, generation, place, places, incarnation
+        acceptor = HandshakeAcceptor(self._endpoint, *where, withdrawn=self._cancelled, on_arrival=_waker(self._job))
         try:
-            ours = self._claim(generation, incarnation)
-            claims = yield from self._await_claims(generation, ours)
-            wires = yield from self._wire(generation, claims, acceptor)
+            claims = yield from self._gather(generation, incarnation)
+            wires = yield from self._wire(generation, place, claims, acceptor)
         except BaseException:
             acceptor.close()
             raise
-        self._clean_up(generation)
-        return Meeting(generation, wires, acceptor, claims, time.monotonic() - self._started)
+        order = sorted(claims)
+        config = replace(config, rank=order.index(place), size=len(order))
+        self._clean_up(generation, config.rank)
+        members = dict(enumerate(claims[one] for one in order))
+        return Meeting(config, generation, wires.by_rank(order), acceptor, members, time.monotonic() - self._started)
 
-    def _claim(self, generation: int, incarnation: str) -> Claim:
-        config, endpoint = self._config, self._endpoint
-        us = this_process()
+    def _place(self, generation: int) -> Steps[tuple[int, int]]:
+        """Our place among those that may be members, and their number."""
+        config = self._config
+        size = self._ledger.agree_size(generation, config.size)
+        if size == BY_ROSTER:  # the members shrink or grow the world, and a newcomer waits for them
+            self._why = "the members go on with others"
+            yield Pause(LONGEST_PAUSE)
+            self._by_roster_since = self._by_roster_since or time.monotonic()
+            if self._after or time.monotonic() - self._by_roster_since > ROSTER_SECONDS:
+                self._by_roster_since = 0.0
+                self._move_on(generation)
+            raise Moved
+        if size != config.size:
+            self._refuse_size(generation, size)
+        return config.rank, size
+
+    def _gather(self, generation: int, incarnation: str) -> Steps[dict[int, Claim]]:
+        """Claim our place, and wait for the claims of the others; those of all members, by place."""
+        ours = self._claim(generation, self._config.rank, incarnation)
+        return (yield from self._await_claims(generation, ours))
+
+    def _our_claim(self, incarnation: str) -> Claim:
+        config, endpoint, us = self._config, self._endpoint, this_process()
         local = endpoint.local if self._near else ""
-        place = endpoint.address, endpoint.port, us.machine, us.pid, us.started
-        ours = Claim(incarnation, *place, config.backend, local=local)
-        holder = self._ledger.claim(generation, config.rank, ours)
+        where = endpoint.address, endpoint.port, us.machine, us.pid, us.started
+        return Claim(incarnation, *where, config.backend, local=local, identity=config.identity)
+
+    def _claim(self, generation: int, place: int | str, incarnation: str) -> Claim:
+        holder = self._ledger.claim(generation, place, self._our_claim(incarnation))
         if holder.incarnation != incarnation:
-            if self._alive(generation, config.rank, holder):
+            if self._alive(generation, self._config.rank, holder):
                 self._refuse_duplicate(generation, holder)
             self._move_on(generation)
         return holder
@@ -293,7 +320,7 @@ class Rendezvous:
                     self._check_protocol(generation, rank, claim)
                     claims[rank] = claim
             if self._ledger.generation() != generation:
-                raise _Moved
+                raise Moved
             if len(claims) == config.size:
                 self._check_backends(claims)
                 return claims
@@ -322,7 +349,11 @@ class Rendezvous:
             self._move_on(generation)
         raise Incompatible(rank, claim, GreetingError(Reason.VERSION, versions(claim.protocol, PROTOCOL)))
 
-    def _wire(self, generation: int, claims: dict[int, Claim], acceptor: HandshakeAcceptor) -> Steps[Wires]:
+    def _is_over(self, generation: int, claims: dict[int, Claim]) -> bool:  # noqa: ARG002
+        """Tell whether ``generation`` cannot be completed with all of ``claims``."""
+        return self._ledger.generation() != generation
+
+    def _wire(self, generation: int, place: int, claims: dict[int, Claim], acceptor: HandshakeAcceptor) -> Steps[Wires]:
         config = self._config
 
         last_look = time.monotonic()
@@ -331,11 +362,11 @@ class Rendezvous:
             nonlocal last_look
             if time.monotonic() - last_look > LONGEST_PAUSE + CROWD_SECONDS * self._job.crowd:
                 last_look = time.monotonic()
-                return self._ledger.generation() != generation
+                return self._is_over(generation, claims)
             return self._cancelled()
 
         try:
-            dialler = PeerDialler(config.name, generation, config.rank, claims, config.network, self._near)
+            dialler = PeerDialler(config.name, generation, place, claims, config.network, self._near)
             # A peer most likely has as many joins under way as this process.
             patience = lambda: STEP_SECONDS + CROWDED_STEP_SECONDS * self._job.crowd  # noqa: E731
             return (yield from wire(dialler, acceptor, self._deadline, patience, given_up, self._unconnected))
@@ -345,23 +376,27 @@ class Rendezvous:
             self._check_time()
             self._move_on(generation)
 
-    def _clean_up(self, generation: int) -> None:
+    def _clean_up(self, generation: int, rank: int) -> None:
         """Seal it, and delete what is left of the one before. A store that fails now does no harm."""
         try:
             ledger = self._ledger_with(Deadline(time.monotonic() + STORE_GRACE_SECONDS))
-            if self._config.rank == 0:
+            if rank == 0:
                 ledger.seal(generation)
-            for given_up in self._abandoned:
-                ledger.forget(given_up, range(self._config.size), whole=True)
-            if generation > 1:
-                ledger.forget(generation - 1, (self._config.rank,), whole=self._config.rank == 0)
+            self._forget(ledger, generation, rank)
         except Exception as error:  # noqa: BLE001 - of the store's many types
             self._why = str(error)
+
+    def _forget(self, ledger: Ledger, generation: int, rank: int) -> None:
+        """Delete what is left of generations before ``generation``."""
+        for given_up in self._abandoned:
+            ledger.forget(given_up, range(self._config.size), whole=True)
+        if generation > 1:
+            ledger.forget(generation - 1, (rank,), whole=rank == 0)
 
     def _move_on(self, generation: int) -> NoReturn:
         if self._ledger.advance(generation) == generation + 1:
             self._abandoned.append(generation)
-        raise _Moved
+        raise Moved
 
     def _check_backends(self, claims: dict[int, Claim]) -> None:
         others = {claim.backend for claim in claims.values()} - {self._config.backend}

@@ -1,13 +1,16 @@
 """The entries of a world in the store: its generation, the claims of ranks, whether it is complete.
 
-One store may serve many worlds: all keys are under the world's name, those of one assembly under its generation.
+One store may serve many worlds: all keys are under the world's name, those of one assembly under its generation. A
+generation has the size that its first member names, with a claim of each rank. Or it goes by a roster, see ``roster``:
+then each candidate claims its identity, and the roster says who is in.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from multiworld.errors import RendezvousError
 from multiworld.liveness.neighbour import ProcessId
@@ -19,7 +22,7 @@ from multiworld.transport.greeting import PROTOCOL
 class Claim:
     """A rank taken by one incarnation of a process, and how to reach it. ``incarnation`` is a random number, new for
     every attempt to join; ``protocol`` is 1 where a claim has none; ``local`` names a listener for lanes of processes
-    on the same host, if there is one."""
+    on the same host, if there is one; ``identity`` is that of the member in all generations."""
 
     incarnation: str
     address: str
@@ -30,6 +33,7 @@ class Claim:
     backend: str
     protocol: int = PROTOCOL
     local: str = ""
+    identity: str = ""
 
     def packed(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -44,8 +48,7 @@ class Claim:
         Raises ``RendezvousError`` for a value that is not a claim."""
         try:
             fields = {"protocol": 1, **json.loads(value)}
-            of_type = {name: type(example) for name, example in asdict(_EMPTY).items()}
-            return replace(_EMPTY, **{n: fields[n] for n, kind in of_type.items() if type(fields.get(n)) is kind})
+            return replace(_EMPTY, **{n: fields[n] for n, kind in _KINDS.items() if type(fields.get(n)) is kind})
         except (ValueError, TypeError, RecursionError):
             raise RendezvousError(
                 what="the store holds a claim that multiworld did not write",
@@ -55,6 +58,17 @@ class Claim:
 
 
 _EMPTY = Claim("", "", 0, "", 0, 0, "", 0)
+_KINDS = {name: type(example) for name, example in asdict(_EMPTY).items()}
+#: the size of a generation whose members its roster names
+BY_ROSTER: Final = 0
+
+
+def _packed(claims: Iterable[Claim]) -> str:
+    return json.dumps([claim.packed() for claim in claims])
+
+
+def _unpacked(value: str) -> list[Claim]:
+    return [Claim.unpacked(one) for one in json.loads(value)]
 
 
 class Ledger:
@@ -71,21 +85,57 @@ class Ledger:
         """Open a generation after ``current`` unless another process has; the newest one."""
         return self._keys.raise_from("generation", current, current + 1 if to is None else to)
 
-    def claim(self, generation: int, rank: int, claim: Claim) -> Claim:
-        """Take ``rank``; the claim that holds it now, ours or an earlier one."""
+    def claim(self, generation: int, rank: int | str, claim: Claim) -> Claim:
+        """Take ``rank``, or an identity; the claim that holds it now, ours or an earlier one."""
         return Claim.unpacked(self._keys.put_first(f"{generation}/rank/{rank}", claim.packed()))
 
-    def claimed(self, generation: int, rank: int) -> Claim | None:
+    def claimed(self, generation: int, rank: int | str) -> Claim | None:
         value = self._keys.read(f"{generation}/rank/{rank}")
         return Claim.unpacked(value) if value else None
+
+    def holder(self, generation: int, rank: int) -> Claim | None:
+        """The claim of ``rank``, in a generation of either kind."""
+        roster = self.roster(generation)
+        if roster is None:
+            return self.claimed(generation, rank)
+        return roster[rank] if rank < len(roster) else None
+
+    def close_roster(self, generation: int, members: Sequence[Claim]) -> list[Claim]:
+        """Say who is in, by rank, unless another process has: what counts. Nobody means that it was given up."""
+        return _unpacked(self._keys.put_first(f"{generation}/roster", _packed(members)))
+
+    def roster(self, generation: int) -> list[Claim] | None:
+        """The roster; None if it is open, or there is none."""
+        value = self._keys.read(f"{generation}/roster")
+        return None if value is None else _unpacked(value)
+
+    def members(self, generation: int) -> list[Claim]:
+        """The members of a generation of either kind, by rank; nobody if they have not met."""
+        roster = self.roster(generation)
+        if roster is not None or not self.sealed(generation):
+            return roster or []
+        claims = (self.claimed(generation, rank) for rank in range(self.size(generation) or 0))
+        return [claim for claim in claims if claim is not None]
+
+    def invite(self, generation: int, guests: Sequence[Claim]) -> list[Claim]:
+        """Say which newcomers the generation after this one takes in, unless another process has: what counts."""
+        return _unpacked(self._keys.put_first(f"{generation}/guests", _packed(guests)))
+
+    def guests(self, generation: int) -> list[Claim]:
+        """The newcomers that were invited."""
+        value = self._keys.read(f"{generation}/guests")
+        return _unpacked(value) if value else []
 
     def agree_size(self, generation: int, size: int) -> int:
         """The size of this generation: ours if we are the first to say."""
         return int(self._keys.put_first(f"{generation}/size", str(size)))
 
     def size(self, generation: int) -> int | None:
+        """The size, once it is known."""
         value = self._keys.read(f"{generation}/size")
-        return int(value) if value else None
+        if not value:
+            return None
+        return int(value) or len(self.roster(generation) or ()) or None
 
     def seal(self, generation: int) -> None:
         """All members have met: none can be added."""
@@ -94,11 +144,11 @@ class Ledger:
     def sealed(self, generation: int) -> bool:
         return self._keys.read(f"{generation}/sealed") is not None
 
-    def forget(self, generation: int, ranks: range | tuple[int, ...], whole: bool) -> None:
+    def forget(self, generation: int, ranks: Iterable[int | str], whole: bool) -> None:
         """Delete the claims of ``ranks`` of an old generation, and what is common to them if ``whole``."""
         for rank in ranks:
             self._keys.delete(f"{generation}/rank/{rank}")
         if whole:
-            self._keys.delete(f"{generation}/size")
-            self._keys.delete(f"{generation}/sealed")
+            for name in ("size", "sealed", "roster", "guests"):
+                self._keys.delete(f"{generation}/{name}")
             self._keys.forget_raise("generation", generation - 1)

@@ -1,6 +1,7 @@
 """The connections between the members of one generation: two to each peer, one for data, one for control.
 
-The higher rank dials the lower. Both say who they are; a wrong world, generation, rank or incarnation is refused,
+Members are numbered by places: ranks, or places in a list of candidates of which not all came. The higher one dials the
+lower. Both say who they are; a wrong world, generation, rank or incarnation is refused,
 with the reason. Then each member dials those that it is going to ping, unless another world has done so already. When a
 member has all its connections it says so on each. It is in once all members have said so: from then on a sign of life
 does not need the Python of a peer.
@@ -14,7 +15,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -114,7 +115,7 @@ class PeerDialler:
 
 @dataclass(frozen=True, slots=True)
 class Wires:
-    """The connections, by world rank. ``pulses`` lead to the peers that we ping and that no other world of ours pings;
+    """The connections, by place. ``pulses`` lead to the peers that we ping and that no other world of ours pings;
     ``dial_pulse`` makes another of these within some seconds."""
 
     lanes: dict[int, socket.socket]
@@ -125,9 +126,20 @@ class Wires:
     def put(self, peer: int, role: Role, sock: socket.socket) -> None:
         (self.lanes if role is Role.LANE else self.controls)[peer] = sock
 
+    def by_rank(self, places: Sequence[int]) -> Wires:
+        """The same by rank, which is the index in ``places``."""
+        lanes, controls, pulses = (
+            {places.index(place): sock for place, sock in table.items()} for table in self._tables()
+        )
+        return Wires(lanes, controls, pulses, lambda rank, timeout: self.dial_pulse(places[rank], timeout))
+
     def close(self) -> None:
-        for sock in (*self.lanes.values(), *self.controls.values(), *self.pulses.values()):
-            sock.close()
+        for table in self._tables():
+            for sock in table.values():
+                sock.close()
+
+    def _tables(self) -> tuple[dict[int, socket.socket], ...]:
+        return self.lanes, self.controls, self.pulses
 
 
 class HandshakeAcceptor:
@@ -151,7 +163,9 @@ class HandshakeAcceptor:
         self.arrived: queue.SimpleQueue[tuple[int, Role, socket.socket]] = queue.SimpleQueue()
         self._endpoint = endpoint
         self._where = world, generation, incarnation
-        self._me = rank, incarnation
+        self._me = rank
+        #: takes over the connection of a newcomer, in the hub's thread
+        self.knock: Taker | None = None
         self._size = size
         self._withdrawn = withdrawn
         self._on_arrival = on_arrival
@@ -175,11 +189,15 @@ class HandshakeAcceptor:
         return self._endpoint.complaint(*self._where)
 
     def _answer(self, hello: Hello) -> Taker | str:
-        if (hello.to, hello.incarnation) != self._me or self._withdrawn():
+        if self._withdrawn():
             return "this process is not that member"
         if hello.role is Role.PROBE:
             return socket.socket.close
-        if not (0 <= hello.sender < self._size and hello.sender != self._me[0]):
+        if hello.role is Role.DOOR:
+            return self.knock or "no newcomer is taken in here"
+        if hello.to != self._me:
+            return "this process is not that member"
+        if not (0 <= hello.sender < self._size and hello.sender != self._me):
             return f"rank {hello.sender} is not a peer in a world of {self._size}"
         if hello.role in ROLES:
             return self._answer_to_wire(hello)
@@ -188,7 +206,7 @@ class HandshakeAcceptor:
         return f"a connection for {hello.role.value} is not taken here"
 
     def _answer_to_wire(self, hello: Hello) -> Taker | str:
-        if hello.sender < self._me[0]:
+        if hello.sender < self._me:
             return f"rank {hello.sender} is lower and does not dial, it is dialled"
         if (hello.sender, hello.role) not in self._missing:
             return f"the {hello.role.value} of rank {hello.sender} is here already"
@@ -279,6 +297,20 @@ def alive(world: str, generation: int, rank: int, claim: Claim, network: Network
     return True
 
 
+def runs(claim: Claim, network: NetworkSettings) -> bool:
+    """Return whether the process that made ``claim`` runs: it exists here and is not stopped, or it answers."""
+    known = claim.process.running()
+    if known is not None:
+        return known
+    try:
+        dial(claim, Hello(Role.PROBE), network, ALIVE_SECONDS).close()
+    except GreetingError:
+        return True  # it says that the member is not there any more
+    except OSError as error:
+        return descriptor_shortage(error) is not None  # we could not ask
+    return True
+
+
 def wire(
     dialler: PeerDialler,
     acceptor: HandshakeAcceptor,
@@ -300,10 +332,11 @@ def wire(
         return max(since + SHORTEST_STEP, min(since + patience(), deadline)) - time.monotonic()
 
     try:
-        for peer in range(dialler.rank):
+        for peer in (place for place in dialler.claims if place < dialler.rank):
             for role in ROLES:
                 wires.put(peer, role, dialler.wire(peer, role, left(time.monotonic())))
-        yield from _await_arrivals(wires, dialler.rank, len(dialler.claims), acceptor, left, cancelled)
+        higher = [place for place in dialler.claims if place > dialler.rank]
+        yield from _await_arrivals(wires, higher, acceptor, left, cancelled)
         _dial_pulses(wires, dialler, left, unconnected)
         yield from _all_ready(wires, left)
     except BaseException:
@@ -314,8 +347,9 @@ def wire(
 
 def _dial_pulses(wires: Wires, dialler: PeerDialler, left: Left, unconnected: Unconnected) -> None:
     """Connect to the peers that we watch first."""
-    claims = dialler.claims
-    ring = {claims[peer].incarnation: peer for peer in watched_by(dialler.rank, len(claims), (), ())}
+    claims, places = dialler.claims, sorted(dialler.claims)
+    ranks = watched_by(places.index(dialler.rank), len(places), (), ())
+    ring = {claims[places[rank]].incarnation: places[rank] for rank in ranks}
     for claim in unconnected(claims[peer] for peer in ring.values()):
         peer = ring[claim.incarnation]
         with _blaming(peer):
@@ -323,9 +357,9 @@ def _dial_pulses(wires: Wires, dialler: PeerDialler, left: Left, unconnected: Un
 
 
 def _await_arrivals(
-    wires: Wires, rank: int, size: int, acceptor: HandshakeAcceptor, left: Left, cancelled: Callable[[], bool]
+    wires: Wires, higher: Iterable[int], acceptor: HandshakeAcceptor, left: Left, cancelled: Callable[[], bool]
 ) -> Steps[None]:
-    missing = {(peer, role) for peer in range(rank + 1, size) for role in ROLES}
+    missing = {(peer, role) for peer in higher for role in ROLES}
     since = time.monotonic()
     while missing:
         with contextlib.suppress(queue.Empty):

@@ -6,8 +6,8 @@ import contextlib
 import json
 import selectors
 import socket
-from collections.abc import Callable, Collection
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Final, Protocol
 
 from multiworld.errors import BrokenWorldException, LossReason, PeerLost
 from multiworld.liveness.peer import TcpInfo, tcp_info
@@ -17,7 +17,15 @@ from multiworld.transport.reactor import Reactor
 MAX_BYTES = 1 << 16
 #: how long the reason for the end of a data connection may take to arrive on the control connections
 EXPLANATION_SECONDS = 0.05
+#: who is lost in these ways is not waited for where the others go on without the lost
+GONE: Final = (LossReason.EOF, LossReason.SILENCE)
 CANCELLED_CAUSE = "the await of it was cancelled there: by a time limit, by the end of its task, or by Ctrl-C"
+
+
+class DoorSign(Protocol):
+    """The door of the world, as rank 0 tells of it."""
+
+    def told(self, waiting: Iterable[object]) -> None: ...
 
 
 class ControlOwner(Protocol):
@@ -31,6 +39,10 @@ class ControlOwner(Protocol):
     def leaving(self) -> set[int]: ...
     @property
     def failure(self) -> BrokenWorldException | None: ...
+    @property
+    def gone(self) -> set[int]: ...
+    @property
+    def door(self) -> DoorSign: ...
     def lost(self, peer: int, how: LossReason, what: str) -> None: ...
     def break_(self, error: BrokenWorldException) -> None: ...
     def end_in_order(self, error: BrokenWorldException, ended: Collection[int]) -> None: ...
@@ -102,9 +114,13 @@ class Control:
         message = {"say": "break", "ranks": ranks, "what": error.what, "kind": type(error).__name__, "how": how}
         self._tell({**message, "orderly": orderly})
 
-    def tell_bye(self) -> None:
-        """Tell all peers that we leave in good order."""
-        self._tell({"say": "bye"})
+    def tell_bye(self, *, returns: bool) -> None:
+        """Tell all peers that we leave in good order; ``returns`` if we go on in the next generation."""
+        self._tell({"say": "bye", "returns": returns})
+
+    def tell_pending(self, waiting: tuple[str, ...]) -> None:
+        """Tell all peers which newcomers wait."""
+        self._tell({"say": "pending", "waiting": waiting})
 
     def close(self) -> None:
         """Close the connections, after what was told. From any thread."""
@@ -162,10 +178,16 @@ class Control:
         if message.get("say") == "bye":
             # Its data connection says so too, after the last of its data; that one counts.
             self._session.leaving.add(peer)
+            if message.get("returns") is not True:
+                self._session.gone.add(peer)
             self._session.drain(peer)
+        elif message.get("say") == "pending" and peer == 0:
+            self._session.door.told(message.get("waiting", ()))
         elif message.get("say") == "break":
             ranks = tuple(int(rank) for rank in message.get("ranks", (peer,)))
             us = self._session.membership
+            if message.get("how") in GONE:
+                self._session.gone.update(set(ranks) - {us.rank})
             said = str(message.get("what"))
             what = said if " reports: " in said else f"rank {peer} reports: {said}"
             cause = f"see what rank {peer} reports" if message.get("kind") != "PeerLost" else None

@@ -6,15 +6,30 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
-from multiworld.config import WorldConfig
 from multiworld.errors import WrongContext
 from multiworld.process.event_loop import no_loop
 from multiworld.session.counters import Counters
 from multiworld.session.session import LINGER_SECONDS, Session
 from multiworld.store.sources import StoreSource
+
+
+@dataclass(frozen=True, slots=True)
+class WorldMember:
+    """A member of a world.
+
+    Attributes:
+        id: its identity, the same in all generations.
+        rank: in the present generation.
+        old_rank: in the last generation of this process; None for who was not in it.
+    """
+
+    id: str
+    rank: int
+    old_rank: int | None
 
 
 class Member:
@@ -32,23 +47,24 @@ class Member:
     def __init__(
         self,
         owner: object,
-        config: WorldConfig,
         session: Session,
         source: StoreSource,
         loop: asyncio.AbstractEventLoop | None,
     ) -> None:
         self.owner, self.source = owner, source
-        self.name = config.name
-        self.torch_device = torch.device(config.device)
+        self.name = session.name
+        self.torch_device = torch.device(session.config.device)
         self.forget: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
         self.departures = 0
         self._pid = os.getpid()
         self._earlier = Counters()
-        self._take_up(config, session, loop)
+        #: rank in the last generation, by identity
+        self._old_ranks: dict[str, int] = {}
+        self._take_up(session, loop)
 
-    def _take_up(self, config: WorldConfig, session: Session, loop: asyncio.AbstractEventLoop | None) -> None:
-        self.loop, self.world_rank, self.config = loop, config.rank, config
+    def _take_up(self, session: Session, loop: asyncio.AbstractEventLoop | None) -> None:
+        self.loop, self.world_rank, self.config = loop, session.config.rank, session.config
         self.session = session  # last: a thread that finds it, without the lock, finds the rest, too
 
     def leave(self, seconds: float = LINGER_SECONDS) -> None:
@@ -61,7 +77,6 @@ class Member:
 
     def renew(
         self,
-        config: WorldConfig,
         session: Session,
         loop: asyncio.AbstractEventLoop | None,
         departures: int,
@@ -72,8 +87,22 @@ class Member:
             if self.departures != departures or not wanted():
                 return False
             self._earlier.add(self.session.counters())
-            self._take_up(config, session, loop)
+            self._old_ranks = {member.id: member.rank for member in self.members}
+            self._take_up(session, loop)
             return True
+
+    @property
+    def members(self) -> tuple[WorldMember, ...]:
+        """The members, by rank."""
+        claims, old = self.session.claims, self._old_ranks
+        ids = (claims[rank].identity for rank in range(len(claims)))
+        return tuple(WorldMember(one, rank, old.get(one)) for rank, one in enumerate(ids))
+
+    def gone(self) -> frozenset[str]:
+        """Identities of the members that are lost for all we know, or have left for good."""
+        session = self.session
+        session.hub.call_and_wait(session.control.look)
+        return frozenset(session.claims[rank].identity for rank in session.gone)
 
     @property
     def generation(self) -> int:

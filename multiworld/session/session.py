@@ -36,17 +36,18 @@ from multiworld.events import (
     WorldBroken,
     WorldLeft,
 )
-from multiworld.liveness.monitor import PeerPlace
 from multiworld.matching.membership import Limits, Membership
 from multiworld.matching.operation import Launch, Operation
 from multiworld.matching.protocol import MAX_GROUPS, ranks_of_channel
 from multiworld.process.hooks import patience
 from multiworld.process.hub import Hub
 from multiworld.process.threads import start_or_run
+from multiworld.rendezvous.ledger import Claim
 from multiworld.rendezvous.wiring import HandshakeAcceptor, Wires
 from multiworld.session.bridge import Bridge
-from multiworld.session.control import CANCELLED_CAUSE, Control
+from multiworld.session.control import CANCELLED_CAUSE, GONE, Control
 from multiworld.session.counters import Counters
+from multiworld.session.door import Door
 from multiworld.transport.descriptors import reserve
 
 logger = logging.getLogger(__name__)
@@ -70,6 +71,8 @@ class Session:
     Attributes:
         lock: guards all of it; held for short, never while waiting.
         leaving: ranks that have said that they leave.
+        gone: ranks that are lost, or have left for good.
+        door: where newcomers wait.
         freed: set when nothing is left of it.
     """
 
@@ -81,7 +84,7 @@ class Session:
         generation: int,
         wires: Wires,
         acceptor: HandshakeAcceptor,
-        claims: Mapping[int, PeerPlace],
+        claims: Mapping[int, Claim],
     ) -> None:
         self.hub, self.bus, self.config = hub, bus, config
         limits = Limits(config.op_timeout, config.max_message_bytes)
@@ -90,6 +93,8 @@ class Session:
         self.lock = threading.RLock()
         self.state = WorldState.ACTIVE
         self.leaving: set[int] = set()
+        self.gone: set[int] = set()
+        self.claims = claims
         self._ending: BrokenWorldException | None = None
         self._ended: set[int] = set()  # members whose connections end in order, after all that they sent
         self.slots: dict[int, DriverSlot] = {}
@@ -98,6 +103,9 @@ class Session:
         self.acceptor = acceptor
         self.freed = threading.Event()
         self.control = Control(self, wires.controls)
+        self.door = Door(hub, config.backend, self.control.tell_pending)
+        if not config.rank:
+            acceptor.knock = self.door.knock
         peers = {peer: claim for peer, claim in claims.items() if peer != config.rank}
         self._forget_device: Callable[[], None] = lambda: None
         hub.monitor.add(self, peers, config.heartbeat, wires.pulses, wires.dial_pulse)  # which may break us at once
@@ -247,6 +255,8 @@ class Session:
         """Break the world because of ``peer``, at once, or once what can finish has if it left."""
         if peer in self._ended:
             return
+        if how in GONE:
+            self.gone.add(peer)
         if cause is None and how is LossReason.LEFT:
             cause = "leave() or close() was called there"
         error = PeerLost(self.name, what, cause=cause, ranks=(peer,), how=how, **self.membership.where())
@@ -329,8 +339,9 @@ class Session:
         cause = "abort() was called here"
         self.break_(WorldClosed(self.name, f"aborted: {reason}", cause=cause, remedy=again, **where))
 
-    def leave(self, seconds: float = LINGER_SECONDS) -> None:
-        """Leave in good order; blocks for at most ``seconds``, so that what was sent can arrive."""
+    def leave(self, seconds: float = LINGER_SECONDS, *, returns: bool = False) -> None:
+        """Leave in good order; blocks for at most ``seconds``, so that what was sent can arrive. With ``returns`` we
+        go on in the next generation."""
         with self.lock:
             if self.state is WorldState.CLOSED:
                 return
@@ -342,7 +353,7 @@ class Session:
                 self.bridge.say_bye(gives_up=self.engine.gives_up())
                 self._release(error, orderly=True)
         if not was_broken:
-            self.control.tell_bye()
+            self.control.tell_bye(returns=returns)
             self._abort_slots()
             self.publish(WorldLeft(**self._event()))
             self._linger(seconds)
@@ -365,6 +376,7 @@ class Session:
         self.hub.monitor.remove(self)
         self.set_alarm()  # takes the alarm back
         self.acceptor.close()
+        self.door.close()
 
     def _abort_slots(self) -> None:
         """Release the threads that wait in a backend."""

@@ -88,14 +88,27 @@ class WorldProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is no
             InvalidArgument: the size changes, and a DeviceMesh keeps the old one.
         """
         if size not in (None, self._member.config.size):
-            mesh = registration.mesh_of(self.group_name)
-            if mesh is not None:
-                what = f"{mesh} refers to the process group {self.group_name}, whose size would change"
-                cause = "DeviceMesh, and FSDP2 and DTensor on it, keep the sizes that they were made with"
-                raise InvalidArgument(
-                    self._member.name, what, cause=cause, remedy="drop the mesh first, or keep the size"
-                )
+            self.check_resizable(self._member.world_rank, "rejoin")
         self.world.sync.rejoin(rank=rank, size=size, timeout=timeout)
+
+    def shrink(self, *, min_size: int = 1, timeout: float | None = None) -> None:
+        """Go on with the members that are left, as ``World.shrink`` does."""
+        self.check_resizable(self._member.world_rank, "shrink")
+        self.world.sync.shrink(min_size=min_size, timeout=timeout)
+
+    def grow(self, *, timeout: float | None = None) -> None:
+        """Take in the newcomers that wait, as ``World.grow`` does."""
+        self.check_resizable(self._member.world_rank, "grow")
+        self.world.sync.grow(timeout=timeout)
+
+    def check_resizable(self, rank: int, operation: str) -> None:
+        """Raise ``InvalidArgument`` while a DeviceMesh keeps the present size."""
+        mesh = registration.mesh_of(self.group_name)
+        if mesh is not None:
+            what = f"{mesh} refers to the process group {self.group_name}, whose size would change"
+            cause = "DeviceMesh, and FSDP2 and DTensor on it, keep the sizes that they were made with"
+            remedy, name = "drop the mesh first, or keep the size", self._member.name
+            raise InvalidArgument(name, what, cause=cause, remedy=remedy, rank=rank, operation=operation)
 
     def become_default(self) -> WorldProcessGroup:
         """See ``World.process_group_as_default``."""

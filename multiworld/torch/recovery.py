@@ -65,18 +65,18 @@ def recovering(
         sync: called with the rank of the member that has finished the most: takes over its state, by collectives.
         reset: makes anew what keeps a state that a replacement has not, such as DDP's buckets. Wrap the model here,
             with ``init_sync=False``, and not before: the members of a rejoin begin with ``reset``.
-        replace: whether replacements come; without, the members that are left go on with ranks in the old order.
-        timeout: seconds that a rejoin may take; None is the world's ``join_timeout``.
+        replace: whether replacements come; without, the members that are left go on by ``shrink``.
+        timeout: seconds that a rejoin or shrink may take; None is the world's ``join_timeout``.
 
     Raises:
-        RendezvousError, StaleGeneration: a rejoin failed.
+        RendezvousError, StaleGeneration: a rejoin or shrink failed.
     """
     done = steps.start
     failure: MultiWorldError | None = None
     while True:
         if failure is not None:
             logger.warning("step %d comes again: %s", done, failure)
-            _rejoin(pg, failure, replace, timeout)
+            (pg.rejoin if replace else pg.shrink)(timeout=timeout)
         try:
             with pg.typed():  # what runs in C++ loses the type of a loss
                 reset()
@@ -103,12 +103,3 @@ def _agree(pg: WorldProcessGroup, done: int, sync: Callable[[int], object]) -> i
     counts = [int(one) for one in finished]
     sync(counts.index(max(counts)))
     return max(counts)
-
-
-def _rejoin(pg: WorldProcessGroup, failure: MultiWorldError, replace: bool, timeout: float | None) -> None:
-    lost = failure.ranks if isinstance(failure, PeerLost) and not replace else ()
-    if not lost:
-        pg.rejoin(timeout=timeout)
-        return
-    left = [rank for rank in range(pg.size()) if rank not in lost]
-    pg.rejoin(rank=left.index(pg.rank()), size=len(left), timeout=timeout)

@@ -40,6 +40,7 @@ class Role(enum.Enum):
     PROBE = "probe"  #: whether a member lives
     PULSE = "pulse"  #: heartbeats
     STORE = "store"  #: requests to a store
+    DOOR = "door"  #: a newcomer waits to be taken in
 
 
 class Reason(enum.Enum):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Future
@@ -27,7 +28,8 @@ from multiworld.process.hooks import register
 from multiworld.process.join_threads import JoinJob, Steps
 from multiworld.process.threads import run_in_thread, wait_in_loop
 from multiworld.rendezvous.join_arguments import Defaults, checked_config
-from multiworld.rendezvous.joining import STORE_GRACE_SECONDS
+from multiworld.rendezvous.joining import STORE_GRACE_SECONDS, Rendezvous
+from multiworld.rendezvous.reassembly import Newcomer
 from multiworld.session.counters import History
 from multiworld.session.member import Member
 from multiworld.store.sources import StoreLike, parsed
@@ -71,8 +73,9 @@ class _JoinCall:
             with table.joining(config):
                 with told_of(config.name, config.rank):
                     source = table.resources.stores.source(where, store, config, given_up)
-                session = yield from table.meet(job, config, source, loop, job.since, resize)
-                world = World(Member(owner, config, session, source, loop), table)
+                kind = functools.partial(Rendezvous, resize=resize) if config.size else Newcomer
+                session = yield from table.meet(job, config, source, loop, job.since, kind)
+                world = World(Member(owner, session, source, loop), table)
                 if not table.add(world, given_up):
                     world.member.leave(0.0)
                     table.check_usable(config.name)
@@ -185,6 +188,7 @@ class MultiWorld:
         join_timeout: float = DEFAULT_JOIN_TIMEOUT,
         address: str | None = None,
         resize: bool = False,
+        grow: bool = False,
         on_cancel: OnCancel = "break",
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
     ) -> World:
@@ -205,6 +209,8 @@ class MultiWorld:
             join_timeout: seconds until ``RendezvousError``.
             address: local address that peers reach us at; None: derived from the store's.
             resize: True to wait until the members of an existing world of another size rejoin with ours.
+            grow: True to come in addition, without ``rank`` and ``size``: wait until the members of an existing world
+                take us in, see ``World.grow``.
             on_cancel: meaning of a cancelled collective of ours. ``"break"`` breaks the world: all members get a
                 ``PeerLost`` whose ``how`` is ``"cancelled"``. ``"finish"`` lets it go on without its caller, who then
                 must not repeat it: the others would take the repetition for the next one.
@@ -212,12 +218,14 @@ class MultiWorld:
                 shape included; a longer one is refused with ``TensorMismatch``.
 
         Raises:
-            RendezvousError: duplicate rank, other size, members that did not come, store not reachable.
+            RendezvousError: duplicate rank, other size, members that did not come, store not reachable; with ``grow``,
+                another torch than that of the members.
+            StaleGeneration: the members have taken us in and gone on without us.
             InvalidArgument: arguments that cannot be right, or a world of this name joined here already.
             BackendUnavailable: unknown backend, or NCCL without CUDA.
             BackendFailed: the environment is set otherwise than the backend needs it.
         """
-        rest = op_timeout, join_timeout, heartbeat, resize, on_cancel, max_message_bytes
+        rest = op_timeout, join_timeout, heartbeat, resize, on_cancel, max_message_bytes, grow
         config = checked_config(self.defaults, name, rank, size, backend, device, address, *rest)
         try:
             return await self._join(config, store, resize)

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from multiworld.config import whole_number
@@ -26,6 +26,7 @@ from multiworld.session.session import LINGER_SECONDS
 if TYPE_CHECKING:
     from multiworld.config import WorldConfig
     from multiworld.process.join_threads import JoinJob
+    from multiworld.rendezvous.ledger import Claim
     from multiworld.session.member import Member
     from multiworld.worlds.world_table import Resources
 
@@ -37,12 +38,12 @@ SILENT_SECONDS = LINGER_SECONDS + STORE_GRACE_SECONDS
 
 
 class Attempt:
-    """One attempt to bring a world back, for all who wait for it; given up when the last has stopped. ``until`` is when
-    it has ended, unless its store hangs.
+    """One attempt to bring a world back, for all who wait for it; given up when the last has stopped. ``call`` is the
+    one that began it; ``until`` is when it has ended, unless its store hangs.
     """
 
-    def __init__(self, config: WorldConfig, job: JoinJob[None]) -> None:
-        self.config = config
+    def __init__(self, call: RejoinCall, config: WorldConfig, job: JoinJob[None]) -> None:
+        self.call, self.config = call, config
         self.job = job
         self.until = job.since + config.join_timeout
         self.waiting = 0
@@ -52,14 +53,14 @@ class Rejoins:
     """The calls of ``rejoin`` of one world, of any thread.
 
     Args:
-        begin: lets the world go on under a new generation, as the configuration says.
+        begin: lets the world go on under a new generation, as the configuration and the change say.
     """
 
     def __init__(
         self,
         member: Member,
         resources: Resources,
-        begin: Callable[[WorldConfig, asyncio.AbstractEventLoop | None], JoinJob[None]],
+        begin: Callable[[WorldConfig, asyncio.AbstractEventLoop | None, Change | None], JoinJob[None]],
     ) -> None:
         self.member, self.resources, self._begin = member, resources, begin
         self._lock = threading.Lock()
@@ -72,8 +73,8 @@ class Rejoins:
             attempt = self._attempt
             if attempt is None or attempt.job.done.done():
                 attempt = self._attempt = self._begun(call)
-            elif not call.agrees_with(attempt.config):
-                raise call.conflict(attempt.config)
+            elif not call.agrees_with(attempt):
+                raise call.conflict(attempt)
             if attempt is not None:
                 attempt.waiting += 1
         try:
@@ -84,9 +85,9 @@ class Rejoins:
 
     def _begun(self, call: RejoinCall) -> Attempt | None:
         config = call.config()
-        if call.agrees_with(self.member.config) and self.member.is_whole():
+        if call.keeps(self.member.config) and self.member.is_whole():
             return None
-        return Attempt(config, self._begin(config, call.loop))
+        return Attempt(call, config, self._begin(config, call.loop, call.change))
 
     def _stop_waiting(self, attempt: Attempt) -> None:
         with self._lock:
@@ -95,8 +96,21 @@ class Rejoins:
                 attempt.job.cancel()
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The change of a ``shrink`` or ``grow``: it goes on with ``guests``, and with ``min_size`` members at least."""
+
+    min_size: int = 1
+    guests: tuple[Claim, ...] = ()
+
+    @property
+    def operation(self) -> str:
+        """The method that wants it."""
+        return "grow" if self.guests else "shrink"
+
+
 class RejoinCall:
-    """One call of ``rejoin``; arguments as there.
+    """One call of ``rejoin``, or of another method that ``change`` is of; arguments as there.
 
     Args:
         loop: the event loop that drives the world afterwards, if any.
@@ -109,7 +123,9 @@ class RejoinCall:
         size: int | None,
         timeout: float | None,
         loop: asyncio.AbstractEventLoop | None,
+        change: Change | None = None,
     ) -> None:
+        self.change, self._name = change, change.operation if change else "rejoin"
         self._rejoins, self._member, self._resources = rejoins, rejoins.member, rejoins.resources
         self._rank, self._size, self._timeout = rank, size, timeout
         self.loop = loop
@@ -136,22 +152,32 @@ class RejoinCall:
         was = self._member.config
         rank, size = was.rank if self._rank is None else self._rank, was.size if self._size is None else self._size
         timeout = was.join_timeout if self._timeout is None else self._timeout
-        with told_of(was.name, whole_number(rank), "rejoin", self._member.generation):
+        with told_of(was.name, whole_number(rank), self._name, self._member.generation):
             rank, size = checked_place(rank, size)
             check_seconds("join_timeout", timeout)
         return replace(was, rank=rank, size=size, join_timeout=timeout)
 
-    def agrees_with(self, config: WorldConfig) -> bool:
-        """Tell whether ``config`` has the rank and the size that were asked for, if any were."""
-        return self._rank in (None, config.rank) and self._size in (None, config.size)
+    def keeps(self, config: WorldConfig) -> bool:
+        """Tell whether ``config`` has all that was asked for."""
+        guests = self.change is not None and bool(self.change.guests)
+        return self._rank in (None, config.rank) and self._size in (None, config.size) and not guests
 
-    def conflict(self, config: WorldConfig) -> InvalidArgument:
-        """Make the error for a call that wants another rank or size than the attempt that is under way."""
+    def agrees_with(self, attempt: Attempt) -> bool:
+        """Tell whether ``attempt`` does what was asked for."""
+        same = self.change == attempt.call.change
+        return same and self._rank in (None, attempt.config.rank) and self._size in (None, attempt.config.size)
+
+    def conflict(self, attempt: Attempt) -> InvalidArgument:
+        """Make the error for a call that wants another change than the attempt that is under way."""
+        config, change = attempt.config, attempt.call.change
         asked = f"rank {self._rank}, size {self._size}".replace("None", "as it is")
         what = f"rejoin is under way here with rank {config.rank}, size {config.size}, not with {asked}"
-        cause = "two callers of this process want different changes of the world"
         remedy = "let one of them call rejoin(rank=..., size=...), and the others rejoin()"
-        return InvalidArgument(config.name, what, cause=cause, remedy=remedy, rank=config.rank, operation="rejoin")
+        if change != self.change:
+            what = f"{attempt.call._name} is under way here, with {change or 'all members'}, and not this {self._name}"
+            remedy = "let all callers of a process call the same method"
+        cause = "two callers of this process want different changes of the world"
+        return InvalidArgument(config.name, what, cause=cause, remedy=remedy, rank=config.rank, operation=self._name)
 
     def patience(self, attempt: Attempt) -> float:
         """Seconds to wait for ``attempt``, which mostly ends by itself before that."""
@@ -165,7 +191,7 @@ class RejoinCall:
             MultiWorldError: that of the attempt, or ``RendezvousError`` when our own time is over.
         """
         if not attempt.job.done.done():
-            with told_of(attempt.config.name, attempt.config.rank, "rejoin", self._member.generation):
+            with told_of(attempt.config.name, attempt.config.rank, self._name, self._member.generation):
                 if attempt.until <= self._until + GRACE_SECONDS:
                     raise self._resources.store_silent(self._member.source.where, attempt.job)
                 what = f"not assembled within {self._seconds} s"

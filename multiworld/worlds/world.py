@@ -7,22 +7,28 @@ import hashlib
 import time
 import weakref
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from multiworld.config import WorldConfig, WorldState
 from multiworld.errors import BrokenWorldException, InvalidArgument, MultiWorldError, WorldClosed
+from multiworld.operations import objects
 from multiworld.process.event_loop import check_no_loop, running_loop
 from multiworld.process.threads import run_in_thread, wait_in_loop
+from multiworld.rendezvous.agreement import Roll
+from multiworld.rendezvous.joining import Rendezvous
+from multiworld.rendezvous.reassembly import Reassembly
 from multiworld.session.counters import Counters
 from multiworld.tensors.checks import check_list, check_number, invalid
 from multiworld.worlds.group import Group, SyncGroup
-from multiworld.worlds.rejoining import RejoinCall, Rejoins
+from multiworld.worlds.rejoining import Change, RejoinCall, Rejoins
+from multiworld.worlds.resizing import check_resizable, checked_change, enough, invitations, with_guests
 from multiworld.worlds.twins import twin, waited_here
 
 if TYPE_CHECKING:
     from multiworld.process.join_threads import JoinJob, Steps
-    from multiworld.session.member import Member
+    from multiworld.session.member import Member, WorldMember
     from multiworld.session.session import Session
     from multiworld.worlds.world_table import WorldTable
 
@@ -33,6 +39,8 @@ class World(Group):
     When a member is lost, every waiting operation here raises the same first cause and other worlds go on. The object
     survives its generations: after ``rejoin()`` it is the same world under a higher generation.
     """
+
+    _group: World  #: itself, for what its synchronous twin shares with it
 
     def __init__(self, member: Member, table: WorldTable[World]) -> None:
         super().__init__(member, tuple(range(member.config.size)), 0)
@@ -190,28 +198,91 @@ class World(Group):
         except MultiWorldError as error:
             raise error.without_frames() from error.__cause__  # the caller's line says where
 
+    async def shrink(self, *, min_size: int = 1, timeout: float | None = None) -> World:
+        """Go on with the members that are left, as the next generation; ranks are packed in the old order.
+
+        All members that are left call it, and may do so as ``rejoin`` may be called. They agree on who is left, also
+        where more of them are lost meanwhile. Two parts of a world never both go on: see ``docs/elastic.md``.
+
+        Args:
+            min_size: the number of members below which the world stays broken.
+            timeout: seconds; None is ``join_timeout``.
+
+        Returns:
+            This world, active; ``members`` says who is left.
+
+        Raises:
+            TooFewMembers: fewer than ``min_size`` are left.
+            StaleGeneration: the others have gone on without us: we were silent for too long, or cut off.
+            RendezvousError: a member that runs did not call it, or calls another method.
+            InvalidArgument: a DeviceMesh keeps the present size, or ``min_size`` cannot be right.
+        """
+        try:
+            change = checked_change(self.member, min_size)
+            check_resizable(self.member, (self, *self._groups), "shrink")
+            return enough(await self._rejoin(None, None, timeout, change), min_size)
+        except MultiWorldError as error:
+            raise error.without_frames() from error.__cause__  # the caller's line says where
+
+    async def grow(self, *, timeout: float | None = None) -> World:
+        """Take in the newcomers that wait, see ``pending``, and go on with them as the next generation.
+
+        It is a collective: all members call it at the same point of their work. Rank 0 decides who comes in; if nobody
+        waits, the world goes on as it is. Ranks stay, and newcomers get the next ones. Who is lost meanwhile is left
+        out, as with ``shrink``.
+
+        Args:
+            timeout: seconds; None is the world's ``op_timeout``, and then ``join_timeout``.
+
+        Raises:
+            PeerLost, OpTimeout, WorldClosed: the world is broken or closed; call ``shrink`` or ``rejoin``.
+            StaleGeneration, RendezvousError, InvalidArgument: as ``shrink``.
+        """
+        try:
+            check_resizable(self.member, (self, *self._groups), "grow")
+            with self._call(self, "grow", timeout) as call:
+                told = await call.done(objects.broadcast_object(call.engine, self, invitations(self.member), 0, ()))
+            return await self._rejoin(None, None, timeout, with_guests(told)) if told else self._group
+        except MultiWorldError as error:
+            raise error.without_frames() from error.__cause__  # the caller's line says where
+
+    @property
+    def members(self) -> tuple[WorldMember, ...]:
+        """The members by rank, each with its identity, which stays the same in all generations."""
+        return self.member.members
+
+    @property
+    def pending(self) -> tuple[str, ...]:
+        """Identities of the newcomers that wait, as rank 0 has told so far; does not block. See ``grow``."""
+        return self.member.session.door.waiting
+
     async def _leave(self) -> None:
         running_loop("leave", self.name, self.world_rank)
         await run_in_thread(f"mw-leave-{self.name}", self.member.leave)
 
-    async def _rejoin(self, rank: int | None, size: int | None, timeout: float | None) -> World:
-        call = RejoinCall(self._rejoins, rank, size, timeout, running_loop("rejoin", self.name, self.world_rank))
+    async def _rejoin(
+        self, rank: int | None, size: int | None, timeout: float | None, change: Change | None = None
+    ) -> World:
+        loop = running_loop(change.operation if change else "rejoin", self.name, self.world_rank)
+        call = RejoinCall(self._rejoins, rank, size, timeout, loop, change)
         await call.see_through(wait_in_loop)
         return self
 
-    def _begin_rejoin(self, config: WorldConfig, loop: asyncio.AbstractEventLoop | None) -> JoinJob[None]:
-        """Begin to go on under a new generation, as ``config`` says."""
+    def _begin_rejoin(
+        self, config: WorldConfig, loop: asyncio.AbstractEventLoop | None, change: Change | None
+    ) -> JoinJob[None]:
+        """Begin to go on under a new generation, as ``config`` and ``change`` say."""
         table, member = self._table, self.member
         table.check_usable(self.name)
 
         def steps(job: JoinJob[None]) -> Steps[None]:
-            before = member.departures
+            before, kind = member.departures, self._next_meeting(change)
             if member.session.failure is None:
-                member.session.leave()
-            session = yield from self._meet_again(job, config, loop)
+                member.session.leave(returns=True)
+            session = yield from self._meet_again(job, config, loop, kind, change.operation if change else "rejoin")
             wanted = lambda: not job.given_up.is_set() and table.holds(self)  # noqa: E731
-            if member.renew(config, session, loop, before, wanted):
-                self._take_up_groups()
+            if member.renew(session, loop, before, wanted):
+                self._take_up_groups(packed=change is not None)
                 return
             session.leave(0.0)
             what = "the world was left, or its MultiWorld closed, while it rejoined"
@@ -219,23 +290,41 @@ class World(Group):
 
         return table.resources.stores.threads(member.source.where).start(steps, lambda _: None)
 
+    def _next_meeting(self, change: Change | None) -> Callable[..., Rendezvous]:
+        if change is None:
+            return partial(Rendezvous, resize=True, after=self.generation)
+        claims = self.member.session.claims
+        members = tuple(claims[rank] for rank in range(len(claims)))
+        roll = Roll(self.generation, members, change.guests, self.member.gone(), change.min_size)
+        return partial(Reassembly, roll)
+
     def _meet_again(
-        self, job: JoinJob[None], config: WorldConfig, loop: asyncio.AbstractEventLoop | None
+        self,
+        job: JoinJob[None],
+        config: WorldConfig,
+        loop: asyncio.AbstractEventLoop | None,
+        kind: Callable[..., Rendezvous],
+        operation: str,
     ) -> Steps[Session]:
         table = self._table
         new = table.readmit(self)
         try:
             since, after = time.monotonic(), self.generation
-            return (yield from table.meet(job, config, self.member.source, loop, since, resize=True, after=after))
+            return (yield from table.meet(job, config, self.member.source, loop, since, kind, operation, after))
         except BaseException:
             if new:
                 table.forget(self)
             raise
 
-    def _take_up_groups(self) -> None:
-        """Let those that are still held work again in the new generation."""
-        living = {group.gid for group in self._groups}
-        self._numbers = {gid: what for gid, what in self._numbers.items() if gid in living}
+    def _take_up_groups(self, *, packed: bool) -> None:
+        """Let those that are still held work again in the new generation; where ranks were ``packed``, with the members
+        that are left."""
+        if packed:
+            new = {member.old_rank: member.rank for member in self.members}
+            for group in self._groups:
+                group.ranks = tuple(new[rank] for rank in group.ranks if rank in new)
+        living = {group.gid: group.ranks for group in self._groups}
+        self._numbers = {gid: (living[gid], what[1]) for gid, what in self._numbers.items() if gid in living}
         self.ranks = tuple(range(self.member.config.size))
         for group in (self, *self._groups):
             if group._process_group is not None:
@@ -253,13 +342,17 @@ class SyncWorld(SyncGroup):
     leave = twin(World.leave)
     synchronize = twin(World.synchronize)
     rejoin = twin(World.rejoin)
+    shrink = twin(World.shrink)
+    grow = twin(World.grow)
 
     async def _leave(self) -> None:
         check_no_loop("leave", self.member.name, self.member.world_rank)
         self.member.leave()
 
-    async def _rejoin(self, rank: int | None, size: int | None, timeout: float | None) -> World:
+    async def _rejoin(
+        self, rank: int | None, size: int | None, timeout: float | None, change: Change | None = None
+    ) -> World:
         member = self.member
-        check_no_loop("rejoin", member.name, member.world_rank)
-        await RejoinCall(self._group._rejoins, rank, size, timeout, member.loop).see_through(waited_here)
+        check_no_loop(change.operation if change else "rejoin", member.name, member.world_rank)
+        await RejoinCall(self._group._rejoins, rank, size, timeout, member.loop, change).see_through(waited_here)
         return self._group

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
@@ -126,7 +126,7 @@ class WorldTable(Generic[World]):
             if unwanted():
                 return False
             self._worlds[world.member.name] = world
-            world.member.forget = partial(self.forget, world)
+            world.member.forget = functools.partial(self.forget, world)
             return True
 
     def readmit(self, world: World) -> bool:
@@ -168,26 +168,26 @@ class WorldTable(Generic[World]):
         source: StoreSource,
         loop: asyncio.AbstractEventLoop | None,
         since: float,
-        resize: bool = True,
-        after: int = 0,
+        kind: Callable[..., Rendezvous],
+        operation: str = "join",
+        after: int | None = None,
     ) -> Steps[Session]:
-        """Meet the other members and begin the next generation; arguments and errors as of ``Rendezvous``."""
+        """Meet the other members and begin the next generation; arguments and errors as of ``Rendezvous``, of which
+        ``kind`` makes one. Errors are told of ``operation`` in the generation ``after``."""
         hub, bus = self.resources.hub, self.resources.bus
         process, cancelled = (hub.endpoint, hub.monitor.unconnected), self.giving_up(job)
-        of_a_join = told_of(config.name, config.rank, "rejoin" if after else "join", after or None)
+        of_a_join = told_of(config.name, config.rank if config.size else None, operation, after)
         with self._attempting(config.name), of_a_join:
-            rendezvous = Rendezvous(
-                job, *process, config, source, since=since, resize=resize, after=after, cancelled=cancelled
-            )
-            met = yield from rendezvous.run()
+            met = yield from kind(job, *process, config, source, since=since, cancelled=cancelled).run()
+            rank, size = met.config.rank, met.config.size
             joined = WorldJoined(
-                world=config.name, generation=met.generation, rank=config.rank, size=config.size, seconds=met.seconds
+                world=config.name, generation=met.generation, rank=rank, size=size, seconds=met.seconds
             )
             # In the hub's thread, as all events are: after the break of the last generation, and before that of this
             # one, which a peer may bring about at once.
             hub.call_and_wait(lambda: bus.publish(joined))
             wires = met.wires, met.acceptor, met.claims
-            session = Session(hub, bus, config, met.generation, *wires)
+            session = Session(hub, bus, met.config, met.generation, *wires)
             try:
                 if loop is not None:
                     session.bridge.attach(loop)

@@ -200,6 +200,11 @@ async def life(world: World) -> None:
     world.abort("on purpose")
     again: World = await world.rejoin(rank=0, size=1, timeout=30.0)
     assert again is await asyncio.to_thread(world.sync.rejoin, size=1)
+    with contextlib.suppress(multiworld.TooFewMembers):
+        await asyncio.to_thread(world.sync.shrink, min_size=2, timeout=30.0)
+    assert world is await world.shrink(min_size=1) is await world.grow(timeout=5.0)
+    assert [(one.id != "", one.rank, one.old_rank) for one in world.members] == [(True, 0, 0)]
+    assert world.pending == ()
     described(again)
     await world.leave()
     await asyncio.to_thread(world.sync.leave)

@@ -46,6 +46,13 @@ def test_the_native_leader(pool: WorkerPool) -> None:
         _said(program, lost, "right: 300 requests", "back as generation 2", "done")
 
 
+def test_the_elastic_group(pool: WorkerPool) -> None:
+    """The command of the docstring: newcomers may come in together, or one after the other."""
+    (command,) = documented_commands("examples/elastic_group.py")
+    with started([command], {}, pool=pool) as (program,):
+        _said(program, "rank 1 was killed", r"generation 2: old ranks \[0, 2, 3\]", "newcomer: rank 4 of 5")
+
+
 def test_the_leader_of_pymultiworld() -> None:
     """It waits until its workers have loaded torch, so it may run as a person runs it."""
     with started([["examples/leader_pymultiworld.py"]], {}) as (program,):

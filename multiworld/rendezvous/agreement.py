@@ -1,0 +1,109 @@
+"""The agreement on who goes on, when a world does with fewer members or with others.
+
+The candidates of a generation are the members of the last one, and newcomers that were invited. Each claims its
+identity. The first candidate that is left collects the claims, and closes the roster once all have claimed or are gone.
+The roster is written once, with a compare-and-set: whoever is not on it is out for good, and two parts of a world never
+both go on. The store decides between them: the part whose roster comes first is the one that goes on.
+
+Where the members of a roster cannot meet, since another one was lost meanwhile, they are the candidates of the next
+generation. A roster that nobody closes is closed with nobody before the next generation is opened, so that all members
+find the same candidates there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from multiworld.errors import StaleGeneration, TooFewMembers
+from multiworld.rendezvous.ledger import Claim, Ledger
+
+#: when to look for the first time, and again, whether those that are waited for still run
+FIRST_PROBE, PROBE_SECONDS = 0.05, 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Roll:
+    """The candidates for the generations after ``after``.
+
+    Attributes:
+        members: of the last generation, in the order of ranks.
+        guests: newcomers to invite; earlier invitations count.
+        gone: identities of members that are known to be lost.
+        min_size: of the world.
+    """
+
+    after: int
+    members: tuple[Claim, ...]
+    guests: tuple[Claim, ...] = ()
+    gone: frozenset[str] = field(default_factory=frozenset)
+    min_size: int = 1
+
+
+class Agreement:
+    """Our part in it.
+
+    Args:
+        identity: ours.
+        runs: tells whether the process that made a claim is there.
+    """
+
+    def __init__(self, roll: Roll, identity: str, runs: Callable[[Claim], bool]) -> None:
+        self._roll, self._identity, self._runs = roll, identity, runs
+        self._gone = set(roll.gone) - {identity}
+        self._next_probe = time.monotonic() + FIRST_PROBE
+
+    def candidates(self, ledger: Ledger, generation: int) -> list[Claim]:
+        """Find the candidates of ``generation``, the same on all of them.
+
+        Raises:
+            StaleGeneration: the others have gone on without us.
+            TooFewMembers: ``min_size`` are not left.
+        """
+        found: list[Claim] = []
+        for earlier in range(self._roll.after + 1, generation):
+            found = ledger.members(earlier) or found
+            self.check(found, earlier)
+        self.check(ledger.members(generation), generation)  # last: it is there once the earlier ones are deleted
+        self._probe(found, now=True)  # they could not all meet
+        return found or [*self._roll.members, *ledger.invite(self._roll.after, self._roll.guests)]
+
+    def check(self, roster: Sequence[Claim], generation: int) -> None:
+        """Raise, as ``candidates`` does, for a roster that is not for us; an empty one says nothing."""
+        if roster and all(claim.identity != self._identity for claim in roster):
+            raise StaleGeneration(
+                what=f"the world went on without this process in generation {generation}", current=generation
+            )
+        if roster and len(roster) < self._roll.min_size:
+            what = f"{len(roster)} members are left, and min_size is {self._roll.min_size}"
+            raise TooFewMembers(what=what, left=len(roster))
+
+    def look(self, ledger: Ledger, generation: int, candidates: Sequence[Claim]) -> list[Claim] | None:
+        """Look for the roster of ``generation``, and close it where that is for us to do; None while it is open."""
+        roster = ledger.roster(generation)
+        if roster is not None:
+            return roster
+        present = [claim for claim in candidates if claim.identity not in self._gone]
+        if present[0].identity != self._identity:
+            self._probe(present[:1])
+            return None
+        claims = [ledger.claimed(generation, candidate.identity) for candidate in present]
+        came = [claim for claim in claims if claim is not None]
+        if len(came) == len(present):
+            return ledger.close_roster(generation, came)
+        self._probe([candidate for candidate, claim in zip(present, claims, strict=True) if claim is None])
+        return None
+
+    def missing(self, ledger: Ledger, generation: int, candidates: Sequence[Claim]) -> list[Claim]:
+        """Find those that are waited for."""
+        present = (claim for claim in candidates if claim.identity not in self._gone)
+        return [claim for claim in present if ledger.claimed(generation, claim.identity) is None]
+
+    def _probe(self, candidates: Sequence[Claim], *, now: bool = False) -> None:
+        """See now and then which of ``candidates`` do not run any more; they are out even if they wake up."""
+        if not now and time.monotonic() < self._next_probe:
+            return
+        others = (claim for claim in candidates if claim.identity != self._identity)
+        self._gone.update(claim.identity for claim in others if not self._runs(claim))
+        self._next_probe = time.monotonic() + PROBE_SECONDS

@@ -1,0 +1,168 @@
+"""Reassembly: a world goes on with those members that are left, and newcomers come in."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import socket
+import time
+from typing import Any, NoReturn
+
+import torch
+
+from multiworld.errors import RendezvousError
+from multiworld.process.join_threads import Pause, Steps
+from multiworld.rendezvous.agreement import PROBE_SECONDS, Agreement, Roll
+from multiworld.rendezvous.joining import FIRST_PAUSE, LONGEST_PAUSE, STEP_SECONDS, Meeting, Moved, Rendezvous
+from multiworld.rendezvous.ledger import BY_ROSTER, Claim, Ledger
+from multiworld.rendezvous.wiring import Incompatible, dial, runs
+from multiworld.transport.greeting import GreetingError, Hello, Role
+
+#: of what is said at the door
+MAX_LINE = 1 << 16
+#: how many members are looked at together, while all connect
+AT_ONCE = 2
+_TORCH = torch.__version__
+
+
+class Reassembly(Rendezvous):
+    """One call of ``shrink`` or ``grow``; arguments as of ``Rendezvous``."""
+
+    def __init__(self, roll: Roll, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs, after=roll.after)
+        self._candidates: list[Claim] = []
+        self._next_look, self._looks = 0.0, 0
+        self._go_by(roll)
+
+    def _go_by(self, roll: Roll) -> None:
+        self._roll, self._after = roll, roll.after
+        self._runs = functools.partial(runs, network=self._config.network)
+        self._agreement = Agreement(roll, self._config.identity, self._runs)
+
+    def _newest(self) -> int | None:
+        newest = self._ledger.generation()
+        return newest if newest > self._after else self._ledger.advance(newest, self._after + 1)
+
+    def _place(self, generation: int) -> Steps[tuple[int, int]]:
+        self._candidates = self._agreement.candidates(self._ledger, generation)
+        if self._ledger.agree_size(generation, BY_ROSTER) != BY_ROSTER:  # opened by a rejoin, which may have ended
+            self._why = "others rejoin the world as it was, or with another size"
+            yield Pause(LONGEST_PAUSE)
+            super()._move_on(generation)
+        identities = [claim.identity for claim in self._candidates]
+        return identities.index(self._config.identity), len(identities)
+
+    def _gather(self, generation: int, incarnation: str) -> Steps[dict[int, Claim]]:
+        ours, pause = self._claim(generation, self._config.identity, incarnation), FIRST_PAUSE
+        while (roster := self._agreement.look(self._ledger, generation, self._candidates)) is None:
+            if self._ledger.generation() != generation:
+                raise Moved
+            self._say_who_is_missing(generation)
+            yield Pause(pause)
+            pause = min(pause * 1.5, LONGEST_PAUSE)
+        self._agreement.check(roster, generation)
+        if ours not in roster:  # given up, or with a claim of ours that is not valid any more
+            self._move_on(generation)
+        places = {claim.identity: place for place, claim in enumerate(self._candidates)}
+        claims = {places[claim.identity]: claim for claim in roster}
+        for place, claim in claims.items():
+            self._check_protocol(generation, place, claim)
+        self._check_backends(claims)
+        return claims
+
+    def _say_who_is_missing(self, generation: int) -> None:
+        """Fail once it takes too long."""
+        if time.monotonic() > self._deadline:
+            missing = self._agreement.missing(self._ledger, generation, self._candidates)
+            old = ", ".join(str(self._candidates.index(claim)) for claim in missing)
+            self._why = f"rank {old} of generation {self._after} runs, and did not call it"
+        self._check_time()
+
+    def _is_over(self, generation: int, claims: dict[int, Claim]) -> bool:
+        now = time.monotonic()
+        if now > self._next_look:  # a few at a time: a look costs a third of a millisecond
+            self._next_look = now + PROBE_SECONDS
+            self._looks += AT_ONCE
+            places = sorted(claims)
+            if not all(self._runs(claims[places[(self._looks + one) % len(places)]]) for one in range(AT_ONCE)):
+                return True
+        return super()._is_over(generation, claims)
+
+    def _forget(self, ledger: Ledger, generation: int, rank: int) -> None:
+        if rank:
+            return
+        identities = [claim.identity for claim in (*self._roll.members, *ledger.guests(self._after))]
+        for round_ in range(self._after + 1, generation + 1):
+            ledger.forget(round_, identities, whole=round_ < generation)
+        ledger.forget(self._after, range(len(self._roll.members)), whole=True)
+
+    def _move_on(self, generation: int) -> NoReturn:
+        self._ledger.close_roster(generation, ())  # before the next one is opened: see ``agreement``
+        super()._move_on(generation)
+
+
+class Newcomer(Reassembly):
+    """One call of ``join`` with ``grow=True``: it waits at the door, with a connection to rank 0, until it is invited.
+
+    The members see the connection, and that it ends if we do. An invitation is in the store; see ``Ledger.invite``.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(Roll(0, ()), *args, **kwargs)
+        self._why = "no members of the world take newcomers in"
+
+    def _meet(self) -> Steps[Meeting]:
+        try:
+            self._go_by((yield from self._wait_at_the_door()))
+        except Incompatible as other:
+            self._fail(str(other), other.error.cause, remedy=other.error.remedy)
+        return (yield from super()._meet())
+
+    def _wait_at_the_door(self) -> Steps[Roll]:
+        knocked = 0
+        while True:
+            self._check_time()
+            invited = self._ledger.guests(knocked) if knocked else []
+            if any(claim.identity == self._config.identity for claim in invited):
+                return Roll(knocked, tuple(self._ledger.members(knocked)))
+            newest = self._ledger.generation()
+            members = self._ledger.members(newest) if newest and self._ledger.sealed(newest) else []
+            if members:
+                knocked = newest
+                yield from self._wait_for_rank_0(newest, members[0])
+            yield Pause(LONGEST_PAUSE)
+
+    def _wait_for_rank_0(self, generation: int, host: Claim) -> Steps[None]:
+        """Knock, and return when the connection ends: we were invited, or that generation is over."""
+        try:
+            hello = Hello(Role.DOOR, self._config.name, generation, incarnation=host.incarnation)
+            sock = dial(host, hello, self._config.network, STEP_SECONDS)
+        except OSError as error:
+            if isinstance(error, GreetingError) and error.lasting:
+                raise Incompatible(0, host, error) from None
+            return
+        with sock:
+            self._why = "the members have not called grow()"
+            introduction = {"claim": self._our_claim("").packed(), "torch": _TORCH}
+            sock.sendall(json.dumps(introduction).encode() + b"\n")
+            sock.setblocking(False)
+            said = b""
+            with contextlib.suppress(ConnectionError):
+                while data := (yield from self._more(sock)):
+                    said = (said + data)[:MAX_LINE]
+            if said:
+                raise _refused(said)
+
+    def _more(self, sock: socket.socket) -> Steps[bytes]:
+        while True:
+            self._check_time()
+            with contextlib.suppress(BlockingIOError):
+                return sock.recv(MAX_LINE)
+            yield Pause(LONGEST_PAUSE, urgent=True)
+
+
+def _refused(said: bytes) -> RendezvousError:
+    """The error that the members told us."""
+    told = json.loads(said)
+    return RendezvousError(what=str(told["what"]), cause=str(told["cause"]), remedy=str(told["remedy"]))

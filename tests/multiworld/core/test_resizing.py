@@ -1,0 +1,125 @@
+"""Shrink and grow as callers see them: groups and process groups afterwards, refusals, strangers at the door."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from procs import wait_until
+from table import members
+
+from multiworld import InvalidArgument, MultiWorld, RendezvousError, TooFewMembers, World
+from multiworld.rendezvous import reassembly
+
+SOON = 60.0
+SECRET = "another"  # noqa: S105 - of a test
+
+
+def _total(group: Any) -> float:
+    tensor = torch.ones(3)
+    group.sync.all_reduce(tensor)
+    return float(tensor[0])
+
+
+def _reduced(pg: Any) -> float:
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor, group=pg)
+    return float(tensor[0])
+
+
+@pytest.fixture
+def newcomer() -> Iterator[MultiWorld]:
+    with MultiWorld() as mw:
+        yield mw
+
+
+def _leaves(world: World, others: list[World]) -> None:
+    rank = world.world_rank
+    world.sync.leave()
+    wait_until(lambda: all(rank in other.departed for other in others), SOON, "it has not left")
+
+
+def test_groups_and_process_groups_go_on(store: str, newcomer: MultiWorld) -> None:
+    """One object, with the new ranks and size; a group has those of its members that are left."""
+    with members(store, 4) as (worlds, pool):
+        left = [worlds[0], worlds[2], worlds[3]]
+        groups, pgs = [world.group([3, 0]) for world in (left[0], left[2])], [world.process_group for world in left]
+        _leaves(worlds[1], left)
+        assert list(pool.map(lambda world: world.sync.shrink(timeout=SOON), left)) == left
+        assert [(pg.rank(), pg.size(), pg.generation) for pg in pgs] == [(0, 3, 2), (1, 3, 2), (2, 3, 2)]
+        assert list(pool.map(_reduced, pgs)) == [3.0] * 3
+        assert dist.get_process_group_ranks(pgs[0]) == [0, 1, 2]
+        assert [group.ranks for group in groups] == [(2, 0)] * 2
+        assert list(pool.map(_total, groups)) == [2.0] * 2
+        with pytest.raises(InvalidArgument, match="have the same number"):
+            list(pool.map(lambda world: world.group([3, 0]), [_grown(pool, left, newcomer, store)]))
+        assert [(pg.rank(), pg.size()) for pg in pgs] == [(0, 4), (1, 4), (2, 4)]
+        assert list(pool.map(_reduced, [*pgs, newcomer["w"].process_group])) == [4.0] * 4
+
+
+def _grown(pool: ThreadPoolExecutor, worlds: list[World], newcomer: MultiWorld, store: str) -> World:
+    entering = pool.submit(newcomer.sync.join, "w", store=store, grow=True)
+    wait_until(lambda: all(len(world.pending) == 1 for world in worlds), SOON, "nobody waits")
+    assert list(pool.map(lambda world: world.sync.grow(timeout=SOON), worlds)) == worlds
+    assert entering.result(SOON).members == newcomer["w"].members
+    return worlds[0]
+
+
+def test_refused_while_a_mesh_refers_to_it(store: str) -> None:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    with members(store, 1) as ((world,), _):
+        mesh = DeviceMesh.from_group(world.process_group_as_default(), "cpu")
+        for resize in (world.sync.shrink, world.sync.grow, world.process_group.shrink, world.process_group.grow):
+            with pytest.raises(InvalidArgument, match="DeviceMesh"):
+                resize()
+        assert mesh.size() == 1
+        assert _total(world) == 1.0
+        dist.destroy_process_group()
+
+
+def test_arguments(store: str, newcomer: MultiWorld) -> None:
+    with members(store, 2) as (worlds, pool):
+        for wrong in (0, True, 1.5):
+            with pytest.raises(InvalidArgument, match="min_size"):
+                worlds[0].sync.shrink(min_size=wrong)  # type: ignore[arg-type]
+        with pytest.raises(TooFewMembers, match="2 members, and min_size is 3"):
+            worlds[0].sync.shrink(min_size=3)
+        for more in ({"rank": 1}, {"size": 3}, {"resize": True}):
+            with pytest.raises(InvalidArgument, match="grow=True with"):
+                newcomer.sync.join("w", store=store, grow=True, **more)  # type: ignore[arg-type]
+        assert list(pool.map(lambda world: world.sync.grow(), worlds)) == worlds
+        assert worlds[0].generation == 1
+        assert list(pool.map(_total, worlds)) == [2.0] * 2
+
+
+def _refused(mw: MultiWorld, store: str, **options: Any) -> str:
+    with pytest.raises(RendezvousError) as caught:
+        mw.sync.join("w", store=store, grow=True, join_timeout=SOON, **options)
+    assert (caught.value.world, caught.value.rank) == ("w", None)
+    return caught.value.what
+
+
+def test_a_newcomer_with_another_torch_is_refused(
+    store: str, newcomer: MultiWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with members(store, 2) as (worlds, pool):
+        monkeypatch.setattr(reassembly, "_TORCH", "1.0.0")
+        assert f"the members have torch {torch.__version__}, this process 1.0.0" in _refused(newcomer, store)
+        assert worlds[0].pending == ()
+        assert list(pool.map(_total, worlds)) == [2.0] * 2
+
+
+def test_a_newcomer_with_another_secret_is_refused(store: str) -> None:
+    with members(store, 2) as (worlds, pool), MultiWorld(secret=SECRET) as stranger:
+        assert "secret" in _refused(stranger, store)
+        assert list(pool.map(_total, worlds)) == [2.0] * 2
+
+
+def test_a_newcomer_where_there_is_no_world(store: str, newcomer: MultiWorld) -> None:
+    with pytest.raises(RendezvousError, match="no members of the world take newcomers in"):
+        newcomer.sync.join("w", store=store, grow=True, join_timeout=0.5)
