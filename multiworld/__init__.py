@@ -29,6 +29,7 @@ from multiworld.errors import (
     BrokenWorldException,
     DescriptorsExhausted,
     DeviceFailed,
+    GaveUp,
     InvalidArgument,
     LossReason,
     MultiWorldError,
@@ -42,13 +43,16 @@ from multiworld.errors import (
     WrongContext,
 )
 from multiworld.events import (
+    AttemptFailed,
     DeviceLost,
+    Draining,
     Event,
     OwnStall,
     PeerLeft,
     PeerRecovered,
     PeerSuspected,
     WorldBroken,
+    WorldGivenUp,
     WorldJoined,
     WorldLeft,
 )
@@ -61,9 +65,15 @@ if TYPE_CHECKING:
     from multiworld.torch.recovery import recovering as recovering
     from multiworld.worlds.group import Group as Group
     from multiworld.worlds.multi_world import MultiWorld as MultiWorld
+    from multiworld.worlds.supervision.supervisor import Supervisor as Supervisor
+    from multiworld.worlds.supervision.want import Backoff as Backoff
+    from multiworld.worlds.supervision.want import Want as Want
     from multiworld.worlds.world import World as World
 
 _LAZY = {
+    "Backoff": "multiworld.worlds.supervision.want",
+    "Supervisor": "multiworld.worlds.supervision.supervisor",
+    "Want": "multiworld.worlds.supervision.want",
     "MultiWorld": "multiworld.worlds.multi_world",
     "World": "multiworld.worlds.world",
     "Group": "multiworld.worlds.group",
@@ -73,14 +83,18 @@ _LAZY = {
 
 __all__ = [
     "P2P",
+    "AttemptFailed",
     "BackendFailed",
     "BackendUnavailable",
+    "Backoff",
     "BrokenWorldException",
     "DescriptorsExhausted",
     "DeviceFailed",
     "DeviceLost",
+    "Draining",
     "Event",
     "FileStorePath",
+    "GaveUp",
     "Group",
     "Heartbeat",
     "InvalidArgument",
@@ -96,12 +110,15 @@ __all__ = [
     "PeerSuspected",
     "RendezvousError",
     "StaleGeneration",
+    "Supervisor",
     "TcpStoreAddress",
     "TensorMismatch",
+    "Want",
     "World",
     "WorldBroken",
     "WorldClosed",
     "WorldConfig",
+    "WorldGivenUp",
     "WorldJoined",
     "WorldLeft",
     "WorldState",

@@ -304,6 +304,17 @@ class RendezvousError(BrokenWorldException):
     what_to_do = "check name, rank, size and store on every member"
 
 
+class GaveUp(BrokenWorldException):
+    """A supervisor has given up on a world: it failed too often, or in a way that another attempt cannot change.
+
+    Attributes:
+        failures: how often it failed in the time that counts.
+    """
+
+    failures: int = 1
+    what_to_do = "mend the cause, then call apply() on the supervisor with the same table: it begins anew"
+
+
 class WorldClosed(BrokenWorldException):
     """The world was left, aborted here, or its ``MultiWorld`` was closed."""
 

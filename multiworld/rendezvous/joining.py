@@ -274,7 +274,7 @@ class Rendezvous:
         us = this_process()
         local = endpoint.local if self._near else ""
         place = endpoint.address, endpoint.port, us.machine, us.pid, us.started
-        ours = Claim(incarnation, *place, config.backend, local=local)
+        ours = Claim(incarnation, *place, config.backend, local=local, since=time.time())
         holder = self._ledger.claim(generation, config.rank, ours)
         if holder.incarnation != incarnation:
             if self._alive(generation, config.rank, holder):
@@ -351,6 +351,7 @@ class Rendezvous:
             ledger = self._ledger_with(Deadline(time.monotonic() + STORE_GRACE_SECONDS))
             if self._config.rank == 0:
                 ledger.seal(generation)
+                ledger.enroll()
             for given_up in self._abandoned:
                 ledger.forget(given_up, range(self._config.size), whole=True)
             if generation > 1:

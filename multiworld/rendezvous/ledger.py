@@ -5,7 +5,9 @@ One store may serve many worlds: all keys are under the world's name, those of o
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -19,7 +21,7 @@ from multiworld.transport.greeting import PROTOCOL
 class Claim:
     """A rank taken by one incarnation of a process, and how to reach it. ``incarnation`` is a random number, new for
     every attempt to join; ``protocol`` is 1 where a claim has none; ``local`` names a listener for lanes of processes
-    on the same host, if there is one."""
+    on the same host, if there is one; ``since`` is when it was made, in seconds since the epoch."""
 
     incarnation: str
     address: str
@@ -30,6 +32,7 @@ class Claim:
     backend: str
     protocol: int = PROTOCOL
     local: str = ""
+    since: float = 0.0
 
     def packed(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -56,12 +59,26 @@ class Claim:
 
 _EMPTY = Claim("", "", 0, "", 0, 0, "", 0)
 
+#: what the names of all worlds of a store are under; no world's keys begin with it
+_NAMES = "multiworld-names"
+
+
+def names_of(store: Any) -> Iterator[str]:
+    """The names of the worlds that were complete once, in the order of that."""
+    keys = keys_of(store, _NAMES)
+    for place in itertools.count():
+        name = keys.read(str(place))
+        if name is None:
+            return
+        yield name
+
 
 class Ledger:
     """The keys of one world in one store. For one thread, with a client of its own."""
 
     def __init__(self, store: Any, world: str) -> None:
-        self._keys = keys_of(store, f"multiworld/{world}")
+        self._keys, self._world = keys_of(store, f"multiworld/{world}"), world
+        self._names = keys_of(store, _NAMES)
 
     def generation(self) -> int:
         """The newest generation; 0 before the first."""
@@ -93,6 +110,16 @@ class Ledger:
 
     def sealed(self, generation: int) -> bool:
         return self._keys.read(f"{generation}/sealed") is not None
+
+    def enroll(self) -> None:
+        """Write the world's name where ``names_of`` finds it, unless that was done."""
+        if self._keys.read("enrolled") is not None:
+            return
+        place = begin = self._names.number("count")  # most likely the first that is free
+        while self._names.put_first(str(place), self._world) != self._world:
+            place += 1
+        self._names.raise_from("count", begin, place + 1)
+        self._keys.put_first("enrolled", "yes")
 
     def forget(self, generation: int, ranks: range | tuple[int, ...], whole: bool) -> None:
         """Delete the claims of ``ranks`` of an old generation, and what is common to them if ``whole``."""
