@@ -126,7 +126,7 @@ def tests(session: nox.Session) -> None:
     With `--whole` the rows of the nightly run, too.
     """
     # At once: most of the package's tests wait while the tooling's compile.
-    ours = "core", "engine", "process_groups"
+    ours = "core", "engine", "process_groups", "supervision"
     _pytest(session, "all", "tests/build", *(f"tests/multiworld/{name}" for name in ours), _FAULTS)
 
 

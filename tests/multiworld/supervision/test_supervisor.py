@@ -22,7 +22,6 @@ from multiworld import (
     GaveUp,
     InvalidArgument,
     MultiWorld,
-    MultiWorldError,
     PeerLost,
     RendezvousError,
     Supervisor,
@@ -166,9 +165,7 @@ def test_a_store_that_dies_costs_its_world_alone(store: str) -> None:
             assert sup["stays"].generation == 1
             wait_until(lambda: any(isinstance(e, WorldGivenUp) for e in seen), SECONDS, "no event of it")
             failed = [event for event in seen if isinstance(event, AttemptFailed)]
-            assert [type(event.failure) for event in failed] == [
-                RendezvousError
-            ]  # after the break; the last is the end
+            assert [type(event.failure) for event in failed] == [RendezvousError]  # of three: a break, this, the end
             states = {world["name"]: (world["state"], world["ready"]) for world in sup.status()["worlds"]}
             assert states == {"gone": ("given up", False), "stays": ("active", True)}
             sup.apply({"gone": want(store), "stays": want(store)})  # begins anew
@@ -389,8 +386,16 @@ def test_a_program_that_ends_without_closing(store: str) -> None:
 def test_closing_the_multiworld_ends_its_supervisors(store: str) -> None:
     mw = MultiWorld()
     sup = mw.maintain({"w": want(store, 0, 2)})
-    waiting = threading.Thread(target=lambda: pytest.raises(MultiWorldError, sup.wait_ready))
+    waits = threading.Event()
+
+    def wait() -> None:
+        waits.set()
+        with pytest.raises(WorldClosed):
+            sup.wait_ready()
+
+    waiting = threading.Thread(target=wait)
     waiting.start()
+    assert waits.wait(SECONDS)
     mw.sync.close()
     waiting.join(SECONDS)
     assert not waiting.is_alive()
