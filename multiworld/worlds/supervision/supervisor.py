@@ -82,25 +82,29 @@ class Supervisor:
         return not self.draining and all(keeper.ready for keeper in tuple(self._keepers.values()))
 
     @blocking
-    def wait_ready(self, timeout: float | None = None) -> None:
+    def wait_ready(self, timeout: float | None = None) -> bool:
         """Wait until every world is ready, at most ``timeout`` seconds; in an event loop call it in a thread.
+
+        Returns:
+            True when they are; False if the supervisor drains instead.
 
         Raises:
             GaveUp: a world is tried no more.
             RendezvousError: not in time; or a world is broken, and ``reconcile`` was not called since.
-            WorldClosed: the supervisor drains, or was closed.
+            WorldClosed: the supervisor was closed.
             WrongContext: it would block an event loop.
         """
         check_no_loop("wait_ready", of="sup")
         until = None if timeout is None else time.monotonic() + timeout
         with self._changed:
-            while (keeper := self._first_missing()) is not None:
+            while not self.draining and (keeper := self._first_missing()) is not None:
                 if keeper.given_up is not None:
                     raise keeper.given_up.with_context() from keeper.given_up.__cause__
                 left = None if until is None else until - time.monotonic()
                 if not keeper.assembling or (left is not None and left <= 0):
                     raise keeper.missing("it is not ready" + f" within {timeout} s" * keeper.assembling)
                 self._changed.wait(left)
+        return not self.draining
 
     def __getitem__(self, name: str) -> World:
         """The world of that name, which may be broken; raises what tells why it is not there.
@@ -211,9 +215,9 @@ class Supervisor:
         self.close()
 
     def _check_usable(self, operation: str) -> None:
-        self._worlds.check_usable(None)
         if self._closed:
             raise WorldClosed(what="the supervisor was closed", remedy="call maintain() again", operation=operation)
+        self._worlds.check_usable(None)
 
     def _checked(self, table: Mapping[str, Want]) -> dict[str, WorldConfig]:
         """All settings of the worlds of ``table``; raises ``InvalidArgument`` for what cannot be right."""
@@ -278,9 +282,7 @@ class Supervisor:
 
     def _first_missing(self) -> Keeper | None:
         """The keeper of the world to wait for: first of those that are not only late; None if all are ready."""
-        if self.draining or self._closed:
-            what = f"the supervisor {'was closed' if self._closed else 'drains'}"
-            raise WorldClosed(what=what, remedy="end the program", operation="wait_ready")
+        self._check_usable("wait_ready")
         missing = [keeper for keeper in tuple(self._keepers.values()) if not keeper.ready]
         hopeless = [keeper for keeper in missing if keeper.given_up is not None or not keeper.assembling]
         return next(iter(hopeless or missing), None)
