@@ -107,11 +107,11 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
     session.run("lint-imports", "--no-logo", env={"PYTHONPATH": str(HERE)})
-    session.run("shellcheck", ".ci/run", "ci/ansible/ssh", *map(str, sorted(HERE.glob("ci/**/*.sbatch"))))
+    session.run("shellcheck", ".ci/run", "ci/ansible/ssh", *map(str, sorted(HERE.glob("*/**/*.sbatch"))))
     session.run("actionlint")  # with shellcheck on the scripts of steps
     session.run("zizmor", "--quiet", "--offline", ".github")
     session.run("ansible-lint", "--offline", "--profile", "production", str(HERE / "ci" / "ansible"))
-    session.run("kubernetes-validate", "--strict", *map(str, sorted(HERE.glob("ci/kubernetes/*.yaml"))))
+    session.run("kubernetes-validate", "--strict", *map(str, sorted(HERE.glob("*/kubernetes/*.yaml"))))
     session.run("deptry", ".")
     # Without the groups: the package may import only the dependencies that it declares to its users.
     session.run("deptry", "multiworld", "--ignore", "DEP002", "--non-dev-dependency-groups", "none")

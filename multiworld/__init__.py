@@ -62,6 +62,8 @@ conflict.warn(__path__[0])
 
 if TYPE_CHECKING:
     from multiworld.operations.p2p import P2P as P2P
+    from multiworld.rendezvous.listing import ListedMember as ListedMember
+    from multiworld.rendezvous.listing import ListedWorld as ListedWorld
     from multiworld.torch.recovery import recovering as recovering
     from multiworld.worlds.group import Group as Group
     from multiworld.worlds.multi_world import MultiWorld as MultiWorld
@@ -71,6 +73,8 @@ if TYPE_CHECKING:
     from multiworld.worlds.world import World as World
 
 _LAZY = {
+    "ListedMember": "multiworld.rendezvous.listing",
+    "ListedWorld": "multiworld.rendezvous.listing",
     "Backoff": "multiworld.worlds.supervision.want",
     "Supervisor": "multiworld.worlds.supervision.supervisor",
     "Want": "multiworld.worlds.supervision.want",
@@ -98,6 +102,8 @@ __all__ = [
     "Group",
     "Heartbeat",
     "InvalidArgument",
+    "ListedMember",
+    "ListedWorld",
     "LossReason",
     "MultiWorld",
     "MultiWorldError",

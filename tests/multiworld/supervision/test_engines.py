@@ -7,10 +7,12 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.multiprocessing as mp
+import yaml
 from procs import process_state, wait_until
 
 from multiworld import MultiWorld
@@ -120,3 +122,80 @@ def test_the_commands_of_the_example() -> None:
         assert '"event": "WorldJoined"' in str(first)
         os.kill(first.pid, signal.SIGTERM)  # it waits for the other one
         assert first.end() == 0, str(first)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_ray_starts_a_killed_actor_again() -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install ray")
+    with started([["examples/ray_workers.py"]], {}) as (program,):
+        program.until("2 nodes")
+        program.until("generation 1: 2$")
+        program.until(r"generation 2: 4, \d+\.\d+ s after its restart")
+        program.until("generation 2: 4$")
+        assert program.end() == 0, str(program)
+
+
+#: plays srun: one process for each task, with Slurm's variables
+SRUN = """#!/usr/bin/env bash
+while [[ $1 == --* ]]; do shift; done
+for SLURM_PROCID in $(seq 0 $((SLURM_NTASKS - 1))); do export SLURM_PROCID; "$@" & done
+wait
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_slurm_starts_a_killed_task_again(mw: MultiWorld, tmp_path: Path) -> None:
+    """The script as it is, run as Slurm runs it but for ``srun``: a copy elsewhere, with the variables of the job."""
+    copy = tmp_path / "slurm_script"
+    copy.write_bytes((ROOT / "examples" / "slurm" / "supervised.sbatch").read_bytes())
+    (tmp_path / "srun").write_text(SRUN)
+    (tmp_path / "srun").chmod(0o755)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    job = {
+        "SLURM_SUBMIT_DIR": str(tmp_path),
+        "SLURM_JOB_ID": "7",
+        "SLURM_NTASKS": "2",
+        "MULTIWORLD_PYTHON": sys.executable,
+    }
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    command = [str(copy), "--pause=0.01", "--rounds=100000"]
+    pids: list[int] = []
+    with started([command], {**job, "PATH": path}, python=Path("/bin/bash")) as (script,):
+        try:
+            script.until("rank 0 of 2, generation 1: 2$")
+            store = (tmp_path / "multiworld-7.store").read_text().strip()
+            pids = processes(mw, store, 1)
+            os.kill(pids[1], signal.SIGKILL)
+            pids += (after := processes(mw, store, 2))
+            assert after[0] == pids[0]
+            assert after[1] != pids[1]
+            for pid in after:
+                os.kill(pid, signal.SIGTERM)
+            assert script.end() == 0, str(script)
+        finally:
+            end(pids)
+
+
+def test_the_kubernetes_example_fits_together() -> None:
+    """``nox -s lint`` checks it against Kubernetes' own schemas; here, that its parts mean the same."""
+    documents = yaml.safe_load_all((ROOT / "examples" / "kubernetes" / "statefulset.yaml").read_text(encoding="utf-8"))
+    named = {(one["kind"], one["metadata"]["name"]): one["spec"] for one in documents}
+    workers, service = named["StatefulSet", "multiworld-workers"], named["Service", "multiworld-workers"]
+    (worker,) = workers["template"]["spec"]["containers"]
+    assert f"--size={workers['replicas']}" in worker["command"]
+    assert workers["podManagementPolicy"] == "Parallel"
+    assert workers["serviceName"] == "multiworld-workers"
+    assert service["publishNotReadyAddresses"]
+    assert service["selector"] == workers["selector"]["matchLabels"] == workers["template"]["metadata"]["labels"]
+    (port,) = worker["ports"]
+    assert worker["readinessProbe"]["httpGet"] == {"path": "/ready", "port": port["name"]}
+    assert f"--http=0.0.0.0:{port['containerPort']}" in worker["command"]
+    (store,) = named["Service", "multiworld-store"]["ports"]
+    assert f"--store=tcp://multiworld-store:{store['port']}" in worker["command"]
+    ranks = {one["name"]: one.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath") for one in worker["env"]}
+    assert ranks["RANK"] == "metadata.labels['apps.kubernetes.io/pod-index']"
+    (holder,) = named["Deployment", "multiworld-store"]["template"]["spec"]["containers"]
+    compile(holder["command"][-1], "store", "exec")
+    assert named["Deployment", "multiworld-store"]["strategy"] == {"type": "Recreate"}
