@@ -131,6 +131,13 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def ray(session: nox.Session) -> None:
+    """The row of supervision for which Ray has to be installed: an actor is killed, on two nodes of this machine."""
+    session.install("--group", "ray")
+    _pytest(session, "ray", "tests/multiworld/supervision/test_engines.py::test_ray_starts_a_killed_actor_again")
+
+
+@nox.session
 def faults(session: nox.Session) -> None:
     """Only the fault-tolerance suite: real processes, real faults, some three minutes: `-- [--torch 2.6.0]`.
 

@@ -162,7 +162,7 @@ def test_slurm_starts_a_killed_task_again(mw: MultiWorld, tmp_path: Path) -> Non
     path = f"{tmp_path}:{os.environ['PATH']}"
     command = [str(copy), "--pause=0.01", "--rounds=100000"]
     pids: list[int] = []
-    with started([command], {**job, "PATH": path}, python=Path("/bin/bash")) as (script,):
+    with started([command], {**job, "PATH": path, "MULTIWORLD_PYTHON": sys.executable}, python=Path("/bin/bash")) as (script,):
         try:
             script.until("rank 0 of 2, generation 1: 2$")
             store = (tmp_path / "multiworld-7.store").read_text().strip()
