@@ -128,7 +128,8 @@ def test_the_commands_of_the_example() -> None:
 @pytest.mark.timeout(900)
 def test_ray_starts_a_killed_actor_again() -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install ray")
-    with started([["examples/ray_workers.py"]], {}) as (program,):
+    patient = {"RAY_raylet_start_wait_time_s": "300"}  # Ray gives its own processes 30 s to start
+    with started([["examples/ray_workers.py"]], patient) as (program,):
         program.until("2 nodes")
         program.until("generation 1: 2$")
         program.until(r"generation 2: 4, \d+\.\d+ s after its restart")
@@ -159,10 +160,10 @@ def test_slurm_starts_a_killed_task_again(mw: MultiWorld, tmp_path: Path) -> Non
         "SLURM_NTASKS": "2",
         "MULTIWORLD_PYTHON": sys.executable,
     }
-    path = f"{tmp_path}:{os.environ['PATH']}"
+    job |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "MULTIWORLD_PYTHON": sys.executable}
     command = [str(copy), "--pause=0.01", "--rounds=100000"]
     pids: list[int] = []
-    with started([command], {**job, "PATH": path, "MULTIWORLD_PYTHON": sys.executable}, python=Path("/bin/bash")) as (script,):
+    with started([command], job, python=Path("/bin/bash")) as (script,):
         try:
             script.until("rank 0 of 2, generation 1: 2$")
             store = (tmp_path / "multiworld-7.store").read_text().strip()
