@@ -62,6 +62,13 @@ def compile_into(root: Path, target: Path) -> str:
     return ""
 
 
+def up_to_date(root: Path) -> bool:
+    """Whether the engine in the source tree is newer than all that it is made of, as make asks."""
+    made, sources = root / ENGINE, (root / _SOURCE).parent
+    inputs = [Path(__file__), *sources.rglob("*.cc"), *sources.rglob("*.h")]
+    return made.is_file() and made.stat().st_mtime > max(each.stat().st_mtime for each in inputs)
+
+
 def no_engine(why: str) -> str:
     """The error of an installation whose engine cannot be compiled."""
     return (
@@ -110,6 +117,8 @@ class NativeBuildHook(BuildHookInterface):
         root = Path(self.root)
         # Not into the source tree: a build leaves nothing there.
         self._folder = None if version == "editable" else tempfile.mkdtemp(prefix="multiworld-build-")
+        if self._folder is None and up_to_date(root):
+            return  # every environment with an editable install uses the same file
         target = Path(self._folder, ENGINE.name) if self._folder else root / ENGINE
         if why := compile_into(root, target):
             self.finalize("", {}, "")

@@ -120,6 +120,16 @@ def lint(session: nox.Session) -> None:
 
 
 @nox.session
+def docs(session: nox.Session) -> None:
+    """The manual as a site in `dist/site`, which opens without a server: links checked, reference, search."""
+    session.install(*_locked("docs"))
+    site = HERE / "dist" / "site"
+    strict, folders = ("-E", "-q", "-W", "--keep-going"), ("-d", session.create_tmp(), "-c", "docs", ".", str(site))
+    session.run("sphinx-build", *strict, *folders, env={"PYTHONPATH": str(HERE)})
+    session.log(f"open {site / 'index.html'}")
+
+
+@nox.session
 def tests(session: nox.Session) -> None:
     """Tests of the tooling and of multiworld on a torch from the index: `-- [--whole] [--torch 2.6.0]`, then paths.
 

@@ -40,6 +40,7 @@ SOURCES = {
 #: Locks that stand alone: their packages are never installed with the tools'. Source: requirements, or options of uv.
 ALONE = {
     "conda": ["--group", "pyproject.toml:conda"],  # conda-lock wants other versions than the tools
+    "docs": ["--group", "pyproject.toml:docs"],
     **{f"cuda-{cuda}": [f"cuda-toolkit[{','.join(EXTRAS)}]=={cuda}.*"] for cuda in TOOLKITS},
 }
 #: The oldest supported Python; the locks are for it and for later ones.

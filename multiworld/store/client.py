@@ -39,6 +39,8 @@ FIRST_PAUSE_SECONDS: Final = 0.01
 LONGEST_PAUSE_SECONDS: Final = 0.25
 #: a larger answer is not that of a store
 MAX_ANSWER_BYTES: Final = 64 << 20
+#: no store has so many keys; the first bytes of a refusal, which is text, read as a number, are more
+MAX_KEYS: Final = 1 << 48
 #: why a store does not answer
 SILENT: Final = "its host is stopped, overloaded or cut off, or another program listens at its port"
 
@@ -161,10 +163,13 @@ class StoreClient:
             raise GreetingError(Reason.GARBAGE, "said more than a greeting")
 
     def _check_answer(self, lasting: bool) -> None:
-        """The first answer: a number, or the refusal of a store that wants to be greeted."""
+        """Read the first answer: a number of keys, or the refusal of a store that wants to be greeted.
+
+        The first byte does not tell them apart: a number that ends in 123 of 256 begins as a refusal does.
+        """
         self._call(request(Request.GETNUMKEYS))
         answer = self._take(NUMBER.size)
-        if not answer.startswith(b"{"):
+        if 0 <= NUMBER.unpack(answer)[0] < MAX_KEYS:
             return
         dialler = Dialler(Hello(Role.STORE), None)
         try:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import multiworld
 from build.paths import REPO
 from ci.fresh import readme
 
@@ -106,3 +107,8 @@ def test_jobs_are_bounded_and_know_their_rights(path: Path) -> None:
         # An expression inserted into a script could be code of a stranger: it goes through env.
         assert not [step for step in job["steps"] if "${{" in step.get("run", "")], name
         assert all("@" in step.get("uses", "@") for step in job["steps"]), name
+
+
+def test_the_reference_has_every_public_name() -> None:
+    shown = re.findall(r"^\.\. auto\w+:: multiworld\.(\w+)$", (REPO / "docs" / "reference.md").read_text(), re.M)
+    assert sorted(shown) == sorted(set(multiworld.__all__) - {"__version__"})

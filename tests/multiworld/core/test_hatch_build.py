@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,23 @@ def test_it_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: st
     assert hatch_build.compile_into(ROOT, target) == ""
     assert ctypes.CDLL(str(target)).small() == 1
     assert [path.name for path in target.parent.iterdir()] == [target.name]
+
+
+@pytest.mark.parametrize("changed", ["", "whole.cc", "core/core.h", "new.cc"])
+def test_an_engine_older_than_its_sources_is_compiled_again(tmp_path: Path, changed: str) -> None:
+    for name in ("whole.cc", "core/core.h"):
+        source = tmp_path / "multiworld" / "engine" / name
+        source.parent.mkdir(parents=True, exist_ok=True)
+        source.touch()
+    assert not hatch_build.up_to_date(tmp_path)
+    engine = tmp_path / hatch_build.ENGINE
+    engine.touch()
+    soon = time.time() + 60
+    os.utime(engine, (soon, soon))
+    if changed:
+        (source := tmp_path / "multiworld" / "engine" / changed).touch()
+        os.utime(source, (soon + 1, soon + 1))
+    assert hatch_build.up_to_date(tmp_path) is not bool(changed)
 
 
 @pytest.mark.parametrize(

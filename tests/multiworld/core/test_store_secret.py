@@ -44,6 +44,16 @@ def test_secrets_that_differ_are_told_at_once(hosts: bytes | None, mine: bytes |
     assert len(server.data) == 0
 
 
+@pytest.mark.parametrize("keys", [ord("{"), ord("{") + 256])
+def test_a_number_of_keys_that_begins_as_a_refusal_is_a_number(keys: int) -> None:
+    with served(None) as (where, server):
+        for number in range(keys):
+            server.data.set(b"%d" % number, b"")
+        client = MoreOfAClient.connect(where, deadline(), GreetingMode())
+        assert client.num_keys() == keys
+        client.close()
+
+
 def torch_connects(context: Context, host: str, port: int) -> str:
     try:
         store = dist.TCPStore(host, port, None, False, timedelta(seconds=1))
