@@ -39,7 +39,7 @@ class Keeper:
 
     Attributes:
         world: the world, once it was joined; the object survives its generations.
-        assembling: whether it may be assembled; False once it is whole, until ``reconcile`` allows it again.
+        permits: how often it was allowed to be assembled; ``reconcile`` counts on.
         given_up: why nothing is tried any more.
     """
 
@@ -55,13 +55,18 @@ class Keeper:
     ) -> None:
         self.config, self.want = config, want
         self.world: World | None = None
-        self.assembling = True
+        self.permits, self._served = 1, 0
         self.given_up: GaveUp | None = None
         self._backoff, self._join, self._publish, self._changed = backoff, join, publish, changed
         self._before = before
         self._failure: MultiWorldError | None = None
         self._failed: deque[float] = deque(maxlen=backoff.failures)
         self._allowed = asyncio.Event()
+
+    @property
+    def assembling(self) -> bool:
+        """Tell whether it may be assembled; not once it is whole, until the next permit."""
+        return self.permits > self._served
 
     @property
     def ready(self) -> bool:
@@ -74,15 +79,16 @@ class Keeper:
             await self._before()
         attempt = 0
         while self.given_up is None:
+            permit = self.permits  # one that comes meanwhile is for a later break
             try:
                 await self._assemble()
-            except Exception as error:  # noqa: BLE001, PERF203 - else nobody would see it
+            except Exception as error:  # noqa: BLE001 - else nobody would see it
                 pause = self._backoff.pause(attempt)
                 attempt += 1
                 if self._count(error, pause):
                     await asyncio.sleep(pause)
             else:
-                attempt, self._failure, self.assembling = 0, None, False
+                attempt, self._failure, self._served = 0, None, permit
                 self._changed()
                 await self._broken_and_allowed()
 

@@ -150,8 +150,8 @@ class Supervisor:
             for name in changed if not self.draining else ():
                 self._replace(name)
             missing = {name: keeper for name, keeper in self._keepers.items() if not keeper.ready}
-            for keeper in missing.values() if not self.draining else ():
-                keeper.assembling = True
+            for keeper in missing.values():
+                keeper.permits += 1
                 self._loop.call_soon_threadsafe(keeper.allow)
             return tuple(missing)
 
@@ -160,7 +160,7 @@ class Supervisor:
         left does so at the next ``reconcile``.
 
         Where only ``rank`` or ``size`` of a world differ, the world rejoins with them; otherwise it is left, and joined
-        anew.
+        anew. A supervisor that drains checks the table, and changes nothing.
 
         Raises:
             InvalidArgument, BackendUnavailable: an entry cannot be right; then nothing is changed.
@@ -169,6 +169,8 @@ class Supervisor:
         with self._acting:
             self._check_usable("apply")
             configs = self._checked(table)
+            if self.draining:
+                return
             for name in configs.keys() - self._keepers.keys():
                 self._check_free(name, configs[name], table[name])
             self._configs, self._table = configs, dict(table)

@@ -136,6 +136,28 @@ def test_a_member_that_leaves_is_replaced_at_reconcile(store: str) -> None:
         assert one["w"].generation == 2
 
 
+def test_a_break_while_the_return_is_told_is_not_forgotten(store: str) -> None:
+    told, go_on = threading.Event(), threading.Event()
+
+    def slow(event: Any) -> None:
+        if event.generation == 2 and type(event).__name__ == "WorldJoined":
+            told.set()
+            go_on.wait(SECONDS)
+
+    with kept({"w": want(store)}) as ((mw, sup),):
+        sup.wait_ready(SECONDS)
+        mw.subscribe(slow)
+        sup["w"].abort("on purpose")
+        sup.reconcile()
+        assert told.wait(SECONDS)
+        sup.wait_ready(SECONDS)
+        sup["w"].abort("at once again")
+        sup.reconcile()
+        go_on.set()
+        sup.wait_ready(SECONDS)
+        assert sup["w"].generation == 3
+
+
 def _host(context: Context) -> None:
     with MultiWorld() as mw:
         context.send(str(mw.serve_store()))
@@ -324,7 +346,9 @@ def test_who_drains_assembles_nothing(store: str) -> None:
         sup["w"].sync.barrier()  # what is under way is finished
         sup["w"].abort("on purpose")
         sup.reconcile()
+        sup.apply({"new": want(store)})
         assert not sup.wait_ready(SECONDS)
+        assert list(mw.worlds) == ["w"]
         assert sup["w"].generation == 1
 
 
