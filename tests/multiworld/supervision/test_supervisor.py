@@ -150,7 +150,7 @@ def test_a_break_while_the_return_is_told_is_not_forgotten(store: str) -> None:
         sup["w"].abort("on purpose")
         sup.reconcile()
         assert told.wait(SECONDS)
-        sup.wait_ready(SECONDS)
+        wait_until(lambda: sup.ready, SECONDS, "it is not back")  # before the supervisor knows: that waits for ``slow``
         sup["w"].abort("at once again")
         sup.reconcile()
         go_on.set()
