@@ -107,11 +107,11 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
     session.run("lint-imports", "--no-logo", env={"PYTHONPATH": str(HERE)})
-    session.run("shellcheck", ".ci/run", "ci/ansible/ssh", *map(str, sorted(HERE.glob("ci/**/*.sbatch"))))
+    session.run("shellcheck", ".ci/run", "ci/ansible/ssh", *map(str, sorted(HERE.glob("*/**/*.sbatch"))))
     session.run("actionlint")  # with shellcheck on the scripts of steps
     session.run("zizmor", "--quiet", "--offline", ".github")
     session.run("ansible-lint", "--offline", "--profile", "production", str(HERE / "ci" / "ansible"))
-    session.run("kubernetes-validate", "--strict", *map(str, sorted(HERE.glob("ci/kubernetes/*.yaml"))))
+    session.run("kubernetes-validate", "--strict", *map(str, sorted(HERE.glob("*/kubernetes/*.yaml"))))
     session.run("deptry", ".")
     # Without the groups: the package may import only the dependencies that it declares to its users.
     session.run("deptry", "multiworld", "--ignore", "DEP002", "--non-dev-dependency-groups", "none")
@@ -136,8 +136,15 @@ def tests(session: nox.Session) -> None:
     With `--whole` the rows of the nightly run, too.
     """
     # At once: most of the package's tests wait while the tooling's compile.
-    ours = "core", "engine", "process_groups"
+    ours = "core", "engine", "process_groups", "supervision"
     _pytest(session, "all", "tests/build", *(f"tests/multiworld/{name}" for name in ours), _FAULTS)
+
+
+@nox.session
+def ray(session: nox.Session) -> None:
+    """The row of supervision for which Ray has to be installed: an actor is killed, on two nodes of this machine."""
+    session.install("--group", "ray")
+    _pytest(session, "ray", "tests/multiworld/supervision/test_engines.py::test_ray_starts_a_killed_actor_again")
 
 
 @nox.session

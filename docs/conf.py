@@ -15,7 +15,8 @@ project = "multiworld"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 root_doc = "README"
 pages = {
-    "The package": "quickstart process-groups elastic fault-model nccl threat-model metrics migration switchml"
+    "The package": "quickstart process-groups elastic supervision fault-model nccl threat-model metrics migration"
+    " switchml"
     " reference",
     "Wheels": "/patches/nccl/README /patches/nccl/nccl2 any-patch porting full-build wheelhouse cluster"
     " /patches/nccl/*/PORT",

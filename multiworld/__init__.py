@@ -29,6 +29,7 @@ from multiworld.errors import (
     BrokenWorldException,
     DescriptorsExhausted,
     DeviceFailed,
+    GaveUp,
     InvalidArgument,
     LossReason,
     MultiWorldError,
@@ -43,13 +44,16 @@ from multiworld.errors import (
     WrongContext,
 )
 from multiworld.events import (
+    AttemptFailed,
     DeviceLost,
+    Draining,
     Event,
     OwnStall,
     PeerLeft,
     PeerRecovered,
     PeerSuspected,
     WorldBroken,
+    WorldGivenUp,
     WorldJoined,
     WorldLeft,
 )
@@ -59,12 +63,22 @@ conflict.warn(__path__[0])
 
 if TYPE_CHECKING:
     from multiworld.operations.p2p import P2P as P2P
+    from multiworld.rendezvous.listing import ListedMember as ListedMember
+    from multiworld.rendezvous.listing import ListedWorld as ListedWorld
     from multiworld.torch.recovery import recovering as recovering
     from multiworld.worlds.group import Group as Group
     from multiworld.worlds.multi_world import MultiWorld as MultiWorld
+    from multiworld.worlds.supervision.supervisor import Supervisor as Supervisor
+    from multiworld.worlds.supervision.want import Backoff as Backoff
+    from multiworld.worlds.supervision.want import Want as Want
     from multiworld.worlds.world import World as World
 
 _LAZY = {
+    "ListedMember": "multiworld.rendezvous.listing",
+    "ListedWorld": "multiworld.rendezvous.listing",
+    "Backoff": "multiworld.worlds.supervision.want",
+    "Supervisor": "multiworld.worlds.supervision.supervisor",
+    "Want": "multiworld.worlds.supervision.want",
     "MultiWorld": "multiworld.worlds.multi_world",
     "World": "multiworld.worlds.world",
     "Group": "multiworld.worlds.group",
@@ -74,17 +88,23 @@ _LAZY = {
 
 __all__ = [
     "P2P",
+    "AttemptFailed",
     "BackendFailed",
     "BackendUnavailable",
+    "Backoff",
     "BrokenWorldException",
     "DescriptorsExhausted",
     "DeviceFailed",
     "DeviceLost",
+    "Draining",
     "Event",
     "FileStorePath",
+    "GaveUp",
     "Group",
     "Heartbeat",
     "InvalidArgument",
+    "ListedMember",
+    "ListedWorld",
     "LossReason",
     "MultiWorld",
     "MultiWorldError",
@@ -97,13 +117,16 @@ __all__ = [
     "PeerSuspected",
     "RendezvousError",
     "StaleGeneration",
+    "Supervisor",
     "TcpStoreAddress",
     "TensorMismatch",
     "TooFewMembers",
+    "Want",
     "World",
     "WorldBroken",
     "WorldClosed",
     "WorldConfig",
+    "WorldGivenUp",
     "WorldJoined",
     "WorldLeft",
     "WorldState",

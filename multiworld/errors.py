@@ -316,6 +316,17 @@ class TooFewMembers(RendezvousError):
     what_to_do = "start replacements and call rejoin(), or call shrink() with a smaller min_size"
 
 
+class GaveUp(BrokenWorldException):
+    """A supervisor has given up on a world: it failed too often, or in a way that another attempt cannot change.
+
+    Attributes:
+        failures: how often it failed in the time that counts.
+    """
+
+    failures: int = 1
+    what_to_do = "mend the cause, then call apply() on the supervisor with the same table: it begins anew"
+
+
 class WorldClosed(BrokenWorldException):
     """The world was left, aborted here, or its ``MultiWorld`` was closed."""
 

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from multiworld.errors import BrokenWorldException, WrongContext
+from multiworld.errors import BrokenWorldException, GaveUp, MultiWorldError, WrongContext
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +97,26 @@ class OwnStall(Event):
     """Our own liveness thread did not run for ``gap`` seconds; peers are not suspected for that time."""
 
     gap: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptFailed(Event):
+    """A supervisor could not assemble the world, and tries again ``after`` seconds."""
+
+    failure: MultiWorldError
+    after: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldGivenUp(Event):
+    """A supervisor has given up on the world. ``failure`` is what ``supervisor[name]`` raises from now on."""
+
+    failure: GaveUp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draining(Event):
+    """A supervisor assembles nothing any more, and is not ready: finish what is under way, and end."""
 
 
 #: events that wait for a slow callback; beyond that the oldest are dropped

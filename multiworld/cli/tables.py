@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from multiworld.lab.bench.report import BenchReport
     from multiworld.lab.chaos.plan import Plan
     from multiworld.lab.chaos.report import ChaosReport
-    from multiworld.observe.status_file import ProcessStatus
+    from multiworld.worlds.status import ProcessStatus
 
 _STATES = {"active": "green", "broken": "bold red", "closed": "dim"}
 _COLOURS = {"ok": "green", "note": "yellow", "fail": "bold red", "missed": "bold red"}

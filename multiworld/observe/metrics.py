@@ -29,7 +29,8 @@ from multiworld.worlds.world import World
 _OPERATION, _PEER = ["world", "operation"], ["world", "peer"]
 
 
-def _prometheus(name: str) -> Any:
+def prometheus(name: str) -> Any:
+    """Import a module of prometheus-client; raises ``BackendUnavailable`` if it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -73,8 +74,8 @@ class Metrics:
     def __init__(self, worlds: MultiWorld, registry: Any = None) -> None:
         if not hasattr(worlds, "history") or not hasattr(worlds, "worlds"):
             raise InvalidArgument(what=f"{type(worlds).__name__} given as worlds", remedy="pass a MultiWorld")
-        client = _prometheus("prometheus_client")
-        self._families = _prometheus("prometheus_client.core")
+        client = prometheus("prometheus_client")
+        self._families = prometheus("prometheus_client.core")
         self._worlds = worlds
         self._registry = client.REGISTRY if registry is None else registry
         if not isinstance(self._registry, client.CollectorRegistry):

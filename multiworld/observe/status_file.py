@@ -16,51 +16,16 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
-import time
-from collections import Counter
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multiworld.events import Event, WorldBroken
+from multiworld.worlds.status import ProcessStatus, WorldStatus
 
 if TYPE_CHECKING:
     from multiworld.worlds.multi_world import MultiWorld
-    from multiworld.worlds.world import World
 
 _SUFFIX = ".multiworld.json"
-
-
-@dataclass(frozen=True, slots=True)
-class WorldStatus:
-    """One world of a process. ``lanes`` says how its large payloads go to how many peers."""
-
-    name: str
-    rank: int
-    size: int
-    generation: int
-    state: str
-    failure: str = ""
-    lanes: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessStatus:
-    """One process, at a time in seconds since the epoch; it is written every ``interval`` seconds."""
-
-    pid: int
-    name: str
-    at: float
-    interval: float
-    worlds: tuple[WorldStatus, ...]
-    events: tuple[str, ...]
-
-    @property
-    def stale(self) -> bool:
-        """True if the process has stopped writing its status."""
-        return time.time() - self.at > 3 * self.interval + 1.0
 
 
 class StatusFile:
@@ -108,12 +73,9 @@ class StatusFile:
             self._write()
 
     def _write(self) -> None:
-        worlds = tuple(_status(world) for world in tuple(self._mw.worlds.values()))
-        events = tuple(_event_line(event) for event in tuple(self._mw.history.recent))
-        name = Path(sys.argv[0]).name or "python"
-        status = ProcessStatus(os.getpid(), name, time.time(), self._interval, worlds, events)
+        status = {**self._mw.status(), "interval": self._interval}
         partial = self._path.with_suffix(".part")
-        partial.write_text(json.dumps(asdict(status)), encoding="utf-8")
+        partial.write_text(json.dumps(status), encoding="utf-8")
         partial.replace(self._path)
 
 
@@ -134,19 +96,3 @@ def _read(path: Path) -> ProcessStatus | None:
         return ProcessStatus(worlds=worlds, events=tuple(data.pop("events")), **data)
     except (OSError, ValueError, TypeError, KeyError):
         return None
-
-
-def _status(world: World) -> WorldStatus:
-    failure = world.failure
-    text = "" if failure is None else f"{type(failure).__name__}: {failure.what}"
-    lanes = Counter(world.member.session.ways().values())
-    ways = ", ".join(f"{count} {way}" for way, count in sorted(lanes.items()))
-    place = world.name, world.world_rank, world.config.size, world.generation
-    return WorldStatus(*place, world.state.value, text, ways)
-
-
-def _event_line(event: Event) -> str:
-    at = time.strftime("%H:%M:%S", time.localtime(event.at))
-    what = f": {event.failure.what}" if isinstance(event, WorldBroken) else ""
-    where = f" {event.world} generation {event.generation}" if event.world else ""
-    return f"{at} {type(event).__name__}{where}{what}"

@@ -299,7 +299,7 @@ class Rendezvous:
         config, endpoint, us = self._config, self._endpoint, this_process()
         local = endpoint.local if self._near else ""
         where = endpoint.address, endpoint.port, us.machine, us.pid, us.started
-        return Claim(incarnation, *where, config.backend, local=local, identity=config.identity)
+        return Claim(incarnation, *where, config.backend, local=local, identity=config.identity, since=time.time())
 
     def _claim(self, generation: int, place: int | str, incarnation: str) -> Claim:
         holder = self._ledger.claim(generation, place, self._our_claim(incarnation))
@@ -382,6 +382,7 @@ class Rendezvous:
             ledger = self._ledger_with(Deadline(time.monotonic() + STORE_GRACE_SECONDS))
             if rank == 0:
                 ledger.seal(generation)
+                ledger.enroll()
             self._forget(ledger, generation, rank)
         except Exception as error:  # noqa: BLE001 - of the store's many types
             self._why = str(error)

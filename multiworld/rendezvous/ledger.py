@@ -7,8 +7,9 @@ then each candidate claims its identity, and the roster says who is in.
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -22,7 +23,8 @@ from multiworld.transport.greeting import PROTOCOL
 class Claim:
     """A rank taken by one incarnation of a process, and how to reach it. ``incarnation`` is a random number, new for
     every attempt to join; ``protocol`` is 1 where a claim has none; ``local`` names a listener for lanes of processes
-    on the same host, if there is one; ``identity`` is that of the member in all generations."""
+    on the same host, if there is one; ``identity`` is that of the member in all generations; ``since`` is when it was
+    made, in seconds since the epoch."""
 
     incarnation: str
     address: str
@@ -34,6 +36,7 @@ class Claim:
     protocol: int = PROTOCOL
     local: str = ""
     identity: str = ""
+    since: float = 0.0
 
     def packed(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -61,6 +64,8 @@ _EMPTY = Claim("", "", 0, "", 0, 0, "", 0)
 _KINDS = {name: type(example) for name, example in asdict(_EMPTY).items()}
 #: the size of a generation whose members its roster names
 BY_ROSTER: Final = 0
+#: what the names of all worlds of a store are under; no world's keys begin with it
+_NAMES: Final = "multiworld-names"
 
 
 def _packed(claims: Iterable[Claim]) -> str:
@@ -71,11 +76,22 @@ def _unpacked(value: str) -> list[Claim]:
     return [Claim.unpacked(one) for one in json.loads(value)]
 
 
+def names_of(store: Any) -> Iterator[str]:
+    """The names of the worlds that were complete once, in the order of that."""
+    keys = keys_of(store, _NAMES)
+    for place in itertools.count():
+        name = keys.read(str(place))
+        if name is None:
+            return
+        yield name
+
+
 class Ledger:
     """The keys of one world in one store. For one thread, with a client of its own."""
 
     def __init__(self, store: Any, world: str) -> None:
-        self._keys = keys_of(store, f"multiworld/{world}")
+        self._keys, self._world = keys_of(store, f"multiworld/{world}"), world
+        self._names = keys_of(store, _NAMES)
 
     def generation(self) -> int:
         """The newest generation; 0 before the first."""
@@ -143,6 +159,16 @@ class Ledger:
 
     def sealed(self, generation: int) -> bool:
         return self._keys.read(f"{generation}/sealed") is not None
+
+    def enroll(self) -> None:
+        """Write the world's name where ``names_of`` finds it, unless that was done."""
+        if self._keys.read("enrolled") is not None:
+            return
+        place = begin = self._names.number("count")  # most likely the first that is free
+        while self._names.put_first(str(place), self._world) != self._world:
+            place += 1
+        self._names.raise_from("count", begin, place + 1)
+        self._keys.put_first("enrolled", "yes")
 
     def forget(self, generation: int, ranks: Iterable[int | str], whole: bool) -> None:
         """Delete the claims of ``ranks`` of an old generation, and what is common to them if ``whole``."""

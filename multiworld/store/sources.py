@@ -156,6 +156,14 @@ class HostedStores:
         self._host_if_ours(where, config, deadline, clients)
         return StoreSource(where, address, clients, store, self._gate, lambda since: self.complaint(where, since))
 
+    def reader(self, where: object, store: StoreLike) -> StoreSource:
+        """Return the source of a store that is only looked at: nothing is hosted, and no file is made."""
+        if isinstance(where, FileStorePath) and not Path(where.path).exists():
+            cause = "no world was joined with it yet, or it is on another machine"
+            raise RendezvousError(what=f"there is no store {where}", cause=cause, remedy="check the path")
+        clients = self._clients_of(where, store) if isinstance(where, TcpStoreAddress) else None
+        return StoreSource(where, "", clients, store, self._gate)
+
     def complaint(self, where: object, since: float) -> GreetingError | None:
         """Why a store that is hosted here refused a client since a monotonic time; None if it did not."""
         server = self._hosted.get((where.host, where.port)) if isinstance(where, TcpStoreAddress) else None

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,90 +19,26 @@ from multiworld.config import (
     WorldConfig,
 )
 from multiworld.engine import library
-from multiworld.errors import InvalidArgument, MultiWorldError, told_of
-from multiworld.events import TELLING_SECONDS, Event
+from multiworld.errors import InvalidArgument, MultiWorldError
+from multiworld.events import Event
 from multiworld.process.event_loop import check_no_loop, running_loop
 from multiworld.process.hooks import register
-from multiworld.process.join_threads import JoinJob, Steps
 from multiworld.process.threads import run_in_thread, wait_in_loop
 from multiworld.rendezvous.join_arguments import Defaults, checked_config
-from multiworld.rendezvous.joining import STORE_GRACE_SECONDS, Rendezvous
-from multiworld.rendezvous.reassembly import Newcomer
+from multiworld.rendezvous.listing import ListedWorld
 from multiworld.session.counters import History
-from multiworld.session.member import Member
-from multiworld.store.sources import StoreLike, parsed
+from multiworld.store.sources import StoreLike
 from multiworld.transport.network_settings import chosen_address, network_settings
+from multiworld.worlds.join_call import JoinCall
+from multiworld.worlds.status import process_status, world_status
+from multiworld.worlds.supervision.supervisor import Supervisor
+from multiworld.worlds.supervision.want import Backoff, Want
 from multiworld.worlds.twins import twin, waited_here
 from multiworld.worlds.world import World
 from multiworld.worlds.world_table import Resources, WorldTable
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-
-class _JoinCall:
-    """One call of ``join``, under way.
-
-    Args:
-        loop: the event loop that drives the world afterwards, if any.
-
-    Attributes:
-        job: the join itself.
-        patience: seconds until it is late, unless it has ended.
-    """
-
-    def __init__(
-        self,
-        owner: MultiWorld,
-        table: WorldTable[World],
-        config: WorldConfig,
-        store: StoreLike,
-        resize: bool,
-        loop: asyncio.AbstractEventLoop | None,
-    ) -> None:
-        with told_of(config.name, config.rank):
-            where = parsed(store)
-        table.check_usable(config.name)
-        self._config, self._where, self._resources = config, where, table.resources
-        self.patience = config.join_timeout + STORE_GRACE_SECONDS
-
-        def steps(job: JoinJob[World]) -> Steps[World]:
-            given_up = table.giving_up(job)
-            with table.joining(config):
-                with told_of(config.name, config.rank):
-                    source = table.resources.stores.source(where, store, config, given_up)
-                kind = functools.partial(Rendezvous, resize=resize) if config.size else Newcomer
-                session = yield from table.meet(job, config, source, loop, job.since, kind)
-                world = World(Member(owner, session, source, loop), table)
-                if not table.add(world, given_up):
-                    world.member.leave(0.0)
-                    table.check_usable(config.name)
-                return world
-
-        self.job = table.resources.stores.threads(where).start(steps, lambda world: world.member.leave(0.0))
-
-    async def see_through(self, wait: Callable[[Future[Any], float], Awaitable[None]]) -> World:
-        """Wait, with ``wait``, for the world and until the callbacks have been told; give up if that is interrupted."""
-        try:
-            await wait(self.job.done, self.patience)
-            world = self.joined()
-            await wait(self._resources.callbacks.told(), TELLING_SECONDS)
-        except BaseException:  # a signal handler may raise anything
-            self.give_up()
-            raise
-        return world
-
-    def joined(self) -> World:
-        """Return the world that was joined, or raise the error; a join that is late by now is given up."""
-        if not self.job.done.done() and self.job.cancel():
-            with told_of(self._config.name, self._config.rank):
-                raise self._resources.store_silent(self._where, self.job)
-        return self.job.done.result()
-
-    def give_up(self) -> None:
-        """Give up, as the caller has stopped waiting; a world that it is in already is left."""
-        if not self.job.cancel() and self.job.done.exception() is None:
-            self.job.done.result().member.leave(0.0)
 
 
 class MultiWorld:
@@ -151,7 +85,7 @@ class MultiWorld:
 
     @property
     def sync(self) -> SyncMultiWorld:
-        """The synchronous twins of ``join`` and ``close``."""
+        """The synchronous twins of ``join``, ``list`` and ``close``."""
         return SyncMultiWorld(self, self._table)
 
     @property
@@ -252,6 +186,50 @@ class MultiWorld:
         self._table.check_usable(None)
         return self._table.resources.stores.serve(host, port)
 
+    def maintain(self, table: Mapping[str, Want], *, backoff: Backoff | None = None) -> Supervisor:
+        """Keep the worlds of ``table``: join them in the background, and bring them back when the program allows it.
+
+        A world changes under the running program only where an error was raised, and at ``reconcile()`` of the
+        supervisor. In the main thread, SIGTERM drains it: see there. The supervisor keeps this ``MultiWorld`` alive
+        until one of them is closed.
+
+        Args:
+            table: by name, what is wanted.
+            backoff: the patience with worlds that fail.
+
+        Raises:
+            InvalidArgument: an entry cannot be right, or its world is kept or joined in this process already.
+            BackendUnavailable, BackendFailed: as of ``join``.
+        """
+        self._table.check_usable(None)
+        return Supervisor(self, self._table, self.defaults, table, backoff)
+
+    async def list(self, store: StoreLike, *, timeout: float = 10.0) -> tuple[ListedWorld, ...]:
+        """Read which worlds a store has, by name; changes nothing, and joins nothing.
+
+        Args:
+            store: as for ``join``; it is never hosted here.
+            timeout: seconds until ``RendezvousError``.
+
+        Raises:
+            RendezvousError: the store does not answer in time, or there is none.
+            InvalidArgument: arguments that cannot be right.
+        """
+        try:
+            return await self._list(store, timeout)
+        except MultiWorldError as error:
+            raise error.without_frames() from error.__cause__  # the caller's line says where
+
+    def status(self) -> dict[str, Any]:
+        """Describe this process and its worlds for routers and probes, as data for JSON.
+
+        ``ready`` is True if each world, joined or to be kept, is active with all its members.
+        """
+        table = self._table
+        joined = [world_status(world) for world in tuple(table.worlds.values()) if world.name not in table.wanted]
+        kept = [tell() for tell in tuple(table.wanted.values())]
+        return asdict(process_status([*joined, *kept], self.history))
+
     def events(self) -> AsyncIterator[Event]:
         """Iterate over the events of the worlds from this call on, in the running event loop.
 
@@ -296,8 +274,12 @@ class MultiWorld:
         running_loop("close")
         await run_in_thread("mw-close", self._table.close)
 
+    async def _list(self, store: StoreLike, timeout: float) -> tuple[ListedWorld, ...]:
+        running_loop("list")
+        return await run_in_thread("mw-list", self._table.listed, store, timeout)
+
     async def _join(self, config: WorldConfig, store: StoreLike, resize: bool) -> World:
-        call = _JoinCall(self, self._table, config, store, resize, running_loop("join", config.name))
+        call = JoinCall(self, self._table, config, store, resize, running_loop("join", config.name))
         return await call.see_through(wait_in_loop)
 
     def __del__(self) -> None:
@@ -320,9 +302,10 @@ class MultiWorld:
 
 
 class SyncMultiWorld:
-    """Synchronous twins of ``join`` and ``close``: ``mw.sync.join(...)``."""
+    """Synchronous twins of ``join``, ``list`` and ``close``: ``mw.sync.join(...)``."""
 
     join = twin(MultiWorld.join)
+    list = twin(MultiWorld.list)
     close = twin(MultiWorld.close)
 
     def __init__(self, owner: MultiWorld, table: WorldTable[World]) -> None:
@@ -332,8 +315,12 @@ class SyncMultiWorld:
 
     async def _join(self, config: WorldConfig, store: StoreLike, resize: bool) -> World:
         check_no_loop("join", config.name, config.rank, of="mw")
-        return await _JoinCall(self._owner, self._table, config, store, resize, None).see_through(waited_here)
+        return await JoinCall(self._owner, self._table, config, store, resize, None).see_through(waited_here)
 
     async def _close(self) -> None:
         check_no_loop("close", of="mw")
         self._table.close()
+
+    async def _list(self, store: StoreLike, timeout: float) -> tuple[ListedWorld, ...]:
+        check_no_loop("list", of="mw")
+        return self._table.listed(store, timeout)

@@ -17,10 +17,13 @@ from multiworld.errors import DescriptorsExhausted, InvalidArgument, RendezvousE
 from multiworld.events import TELLING_SECONDS, Callbacks, EventBus, WorldJoined
 from multiworld.process.hub import Hub
 from multiworld.process.join_threads import JoinJob, Steps
-from multiworld.rendezvous.joining import Rendezvous, store_silent
+from multiworld.process.threads import within
+from multiworld.rendezvous.join_arguments import check_seconds
+from multiworld.rendezvous.joining import STORE_GRACE_SECONDS, Rendezvous, store_silent
+from multiworld.rendezvous.listing import ListedWorld, listed
 from multiworld.session.counters import History
 from multiworld.session.session import LINGER_SECONDS, Session
-from multiworld.store.sources import HostedStores, StoreSource
+from multiworld.store.sources import HostedStores, StoreLike, StoreSource, parsed
 from multiworld.transport.descriptors import descriptor_shortage, limit
 from multiworld.worlds.group import Group
 
@@ -87,6 +90,10 @@ class WorldTable(Generic[World]):
         self._worlds: dict[str, World] = {}
         self.worlds: Mapping[str, World] = MappingProxyType(self._worlds)
         self._joining: set[str] = set()
+        #: what tells the ``WorldStatus`` of the worlds that supervisors keep
+        self.wanted: dict[str, Callable[[], Any]] = {}
+        #: what is closed before the worlds are left
+        self.closers: list[Callable[[], object]] = []
         self._attempts = 0
         self._attempted = threading.Condition(self._lock)
         self._pid = os.getpid()
@@ -98,6 +105,18 @@ class WorldTable(Generic[World]):
             raise WrongContext(
                 name, "MultiWorld is closed", cause="close() was called, or its block was left", remedy="make a new one"
             )
+
+    def listed(self, store: StoreLike, timeout: float) -> tuple[ListedWorld, ...]:
+        """Read the worlds of a store, in a thread: a call of torch's own may wait for far longer than it was told."""
+        with told_of(None, None, "list"):
+            self.check_usable(None)
+            check_seconds("timeout", timeout)
+            source = self.resources.stores.reader(parsed(store), store)
+            read = functools.partial(listed, source, timeout, self._end.is_set)
+            try:
+                return within(timeout + STORE_GRACE_SECONDS, read, "mw-list", lambda _: None)
+            except TimeoutError:
+                raise store_silent(source.where, None) from None
 
     @contextlib.contextmanager
     def joining(self, config: WorldConfig) -> Iterator[None]:
@@ -214,6 +233,8 @@ class WorldTable(Generic[World]):
 
         No world comes in any more. Attempts give up first: they need the hub until they have.
         """
+        for closer in tuple(self.closers):
+            closer()
         with self._lock:
             if not self._ends():
                 return

@@ -18,17 +18,23 @@ import torch.distributed as dist
 import multiworld
 from multiworld import (
     P2P,
+    AttemptFailed,
     BackendFailed,
     BackendUnavailable,
+    Backoff,
     BrokenWorldException,
     DescriptorsExhausted,
     DeviceFailed,
     DeviceLost,
+    Draining,
     Event,
     FileStorePath,
+    GaveUp,
     Group,
     Heartbeat,
     InvalidArgument,
+    ListedMember,
+    ListedWorld,
     LossReason,
     MultiWorld,
     MultiWorldError,
@@ -41,12 +47,15 @@ from multiworld import (
     PeerSuspected,
     RendezvousError,
     StaleGeneration,
+    Supervisor,
     TcpStoreAddress,
     TensorMismatch,
+    Want,
     World,
     WorldBroken,
     WorldClosed,
     WorldConfig,
+    WorldGivenUp,
     WorldJoined,
     WorldLeft,
     WorldState,
@@ -54,6 +63,8 @@ from multiworld import (
 )
 from multiworld.communicator import MismatchInWorld, WorldCommunicator
 from multiworld.manager import WorldManager
+from multiworld.observe.endpoint import Endpoint
+from multiworld.observe.json_log import JsonLog
 from multiworld.observe.metrics import Metrics
 from multiworld.observe.status_file import StatusFile
 from multiworld.watchdog import WatchDog
@@ -66,11 +77,12 @@ def told(event: Event) -> str:
         return f"{about} {event.size} {event.seconds:.3f}"
     if isinstance(event, PeerSuspected | PeerRecovered):
         return f"{about} {event.peer} {event.silence:.3f}"
-    if isinstance(event, WorldBroken | DeviceLost):
-        return f"{about} {caught(event.failure)} {event.device if isinstance(event, DeviceLost) else ''}"
+    if isinstance(event, WorldBroken | DeviceLost | WorldGivenUp | AttemptFailed):
+        after = event.after if isinstance(event, AttemptFailed) else 0.0
+        return f"{about} {caught(event.failure)} {event.device if isinstance(event, DeviceLost) else ''} {after:.3f}"
     if isinstance(event, OwnStall):
         return f"{about} {event.gap:.3f}"
-    return f"{about} {event.peer if isinstance(event, PeerLeft) else isinstance(event, WorldLeft)}"
+    return f"{about} {event.peer if isinstance(event, PeerLeft) else isinstance(event, WorldLeft | Draining)}"
 
 
 def caught(error: MultiWorldError) -> str:
@@ -92,6 +104,8 @@ def caught(error: MultiWorldError) -> str:
     if isinstance(error, TensorMismatch):
         theirs: Mapping[int, str] = error.theirs
         return f"{text} {error.ours} {theirs} {isinstance(error, MismatchInWorld)}"
+    if isinstance(error, GaveUp):
+        return f"{text} {error.failures:d}"
     if isinstance(error, StaleGeneration):
         return f"{text} {error.current}"
     if isinstance(error, DescriptorsExhausted):
@@ -210,6 +224,46 @@ async def life(world: World) -> None:
     await asyncio.to_thread(world.sync.leave)
 
 
+async def supervised(mw: MultiWorld, store: TcpStoreAddress) -> None:
+    """Keep a world, and look at it."""
+    want = Want(
+        store=store,
+        rank=0,
+        size=1,
+        min_size=None,
+        on_loss="rejoin",
+        backend="gloo",
+        device=None,
+        op_timeout=None,
+        join_timeout=30.0,
+        heartbeat=None,
+    )
+    patience = Backoff(first=0.1, longest=10.0, failures=20, within=300.0)
+    sup: Supervisor = mw.maintain({"kept": want}, backoff=patience)
+    with sup:
+        assert await asyncio.to_thread(sup.wait_ready, 30.0)
+        world: World = sup["kept"]
+        assert sup.ready == (not sup.reconcile())
+        sup.apply({"kept": want})
+        status: list[dict[str, Any]] = [sup.status(), mw.status()]
+        assert all(one["ready"] for one in status)
+        events = sup.events()
+        listed: tuple[ListedWorld, ...] = await mw.list(store, timeout=10.0)
+        assert listed == await asyncio.to_thread(mw.sync.list, store)
+        member: ListedMember = next(one for one in listed if one.name == "kept").members[0]
+        place: tuple[int, str, int, float] = member.rank, member.host, member.process, member.since
+        assert place[0] == world.rank
+        about: list[tuple[str, int, int, bool]] = [(w.name, w.generation, w.size, w.complete) for w in listed]
+        assert about
+        assert patience.pause(0) <= 0.1
+        drains: bool = sup.drain()
+        assert drains == sup.draining
+        assert isinstance(await anext(events), Draining)
+        with JsonLog(mw, sys.stderr), Endpoint(mw, port=0, host="127.0.0.1", registry=None) as endpoint:
+            assert endpoint.url
+        sup.close()
+
+
 async def main(store: str, folder: str) -> None:
     """Join in every way that there is."""
     seen: list[str] = []
@@ -247,6 +301,7 @@ async def main(store: str, folder: str) -> None:
             await life(world)
         assert isinstance(await anext(events), WorldJoined)
         unsubscribe()
+        await supervised(mw, address)
         stored = FileStorePath(f"{store}-2")
         (await asyncio.to_thread(mw.sync.join, "second", 0, 1, store=stored, max_message_bytes=1 << 20)).abort("done")
         with contextlib.suppress(BrokenWorldException):

@@ -15,15 +15,26 @@ from pathlib import Path
 import pytest
 
 import multiworld
-from multiworld import Group, MultiWorld, World
+from multiworld import Group, MultiWorld, Supervisor, World
 from multiworld.communicator import WorldCommunicator
 from multiworld.manager import WorldManager
+from multiworld.observe.endpoint import Endpoint
 from multiworld.observe.metrics import Metrics
 from multiworld.observe.status_file import StatusFile
 
 PROGRAM = Path(__file__).with_name("public_surface.py")
 ROOT = Path(__file__).resolve().parents[3]
-CLASSES = (MultiWorld, World, Group, StatusFile, Metrics, WorldManager, WorldCommunicator)
+CLASSES = (
+    MultiWorld,
+    World,
+    Group,
+    Supervisor,
+    StatusFile,
+    Metrics,
+    Endpoint,
+    WorldManager,
+    WorldCommunicator,
+)
 #: what prometheus calls, what ``World`` needs to be made, and what only pymultiworld's communicator calls
 OTHERS = {"MismatchInWorld", "WatchDog", "TCPStore", "ValueError", "KeyboardInterrupt"}
 UNNAMED = {"collect", "find", "defaults", "gid", "digest"}

@@ -1,0 +1,81 @@
+"""Logs as JSON lines with world and generation, for programs that ask for it:
+
+    from multiworld.observe.json_log import JsonLog
+
+    with MultiWorld() as mw, JsonLog(mw, sys.stderr):
+        ...
+
+Each event is a line, and so is each record of the package's own loggers.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import fields
+from typing import TYPE_CHECKING, TextIO
+
+from multiworld.errors import MultiWorldError
+from multiworld.events import AttemptFailed, DeviceLost, Event, OwnStall, PeerSuspected, WorldBroken, WorldGivenUp
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from multiworld.worlds.multi_world import MultiWorld
+
+#: what somebody may have to look at
+WARNINGS = AttemptFailed, DeviceLost, OwnStall, PeerSuspected, WorldBroken, WorldGivenUp
+
+
+class JsonLog(logging.Handler):
+    """Writes events and log records to ``stream`` until ``close``, one JSON object a line.
+
+    Fields: ``time`` (seconds since the epoch), ``level``, ``logger``, ``message``; of an event also ``event``,
+    ``world``, ``generation``, ``rank`` and what it has itself. Records of the package's loggers go here, and as ever to
+    the handlers of the program.
+    """
+
+    def __init__(self, mw: MultiWorld, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+        self._unsubscribe = mw.subscribe(self._event)
+        logging.getLogger("multiworld").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the record; an error is told as logging tells it."""
+        try:
+            self._stream.write(self.format(record) + "\n")
+            self._stream.flush()
+        except (OSError, ValueError, TypeError):
+            self.handleError(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as JSON in one line."""
+        told = {"time": record.created, "level": record.levelname, "logger": record.name}
+        trace = {"trace": logging.Formatter().formatException(record.exc_info)} if record.exc_info else {}
+        whole = {**told, "message": record.getMessage(), **getattr(record, "fields", {}), **trace}
+        return json.dumps(whole, default=str)
+
+    def close(self) -> None:
+        """Write no more; a second time does nothing."""
+        self._unsubscribe()
+        logging.getLogger("multiworld").removeHandler(self)
+        super().close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _event(self, event: Event) -> None:
+        told = {"event": type(event).__name__, **{f.name: _plain(getattr(event, f.name)) for f in fields(event)}}
+        level = logging.WARNING if isinstance(event, WARNINGS) else logging.INFO
+        message = told.get("failure", told["event"])
+        record = logging.LogRecord("multiworld.events", level, "", 0, "%s", (message,), None)
+        record.created, record.__dict__["fields"] = event.at, told
+        self.handle(record)
+
+
+def _plain(value: object) -> object:
+    return f"{type(value).__name__}: {value.what}" if isinstance(value, MultiWorldError) else value
