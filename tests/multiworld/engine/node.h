@@ -62,6 +62,7 @@ struct Node : Wire, Host {
   void over(size_t place) {
     OperationRef operation = std::move(launches.at(place));
     if (!operation) return;
+    std::replace(launches.begin(), launches.end(), operation, OperationRef());  // a collective that went on in parts
     if (operation->type == Operation::Type::receive && !cut) {
       core.landed(std::static_pointer_cast<ReceiveOperation>(operation));
     } else {
