@@ -221,7 +221,7 @@ _PASSED_ON = {
     "explain": "Tell if an overlay can serve a patch, and how: `-- --release 2.6.0 --patches FILE`.",
     "clean": "Show what the caches hold, and free it: `-- [--older-than 30d] [--keep 5GB] [--dry-run]`.",
     "releases": "Table of the known releases: needs, built wheels, test results.",
-    "verify": "Check a wheel's claims, and build it again, or a wheelhouse: `-- WHEEL|DIR [--key F] [--no-rebuild]`.",
+    "verify": "Check a wheel and build it again, or a wheelhouse: `-- PATH [--key F|--identity URI] [--no-rebuild]`.",
     "lint-patches": "Check every series: manifest, headers, paths; with sources at hand, zero fuzz and the same bytes.",
     "patches": "Overview of patches and releases, on the terminal and as an HTML page.",
     "regenerate-patch": "Port a series by hunks: `-- RELEASE`, `-- --patches DIR --from-tree A --to-tree B --out DIR`.",

@@ -1,7 +1,7 @@
 """Sign statements with the identity that a CI system gives its jobs, by sigstore, and check such signatures.
 
-There is no key, but a certificate and an entry in a public log, which PEP 740 takes over. Not verified against the real
-service, which was not in reach: the tests have a certificate authority and logs of their own.
+Instead of a key there are a certificate and an entry in a public log; the provenance of PEP 740 carries both. Not
+verified against the real service: the tests have a certificate authority and logs of their own.
 """
 
 from __future__ import annotations

@@ -219,6 +219,7 @@ void on_a_device(int messages) {
   check(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0, "no socket pair");
   Engine a(0, {{1, pair[0]}}, 1 << 20), b(1, {{0, pair[1]}}, 1 << 20);
   Owner from(a), to(b);
+  a.readable(), b.readable();  // the guard is at work, too
   std::set<uint64_t> given_up[keys], came[keys];
   std::vector<std::thread> threads;
   for (uint64_t key = 0; key < keys; key++) {
