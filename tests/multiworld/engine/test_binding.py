@@ -621,19 +621,19 @@ def test_a_forked_child_holds_no_connection_and_is_told_that_it_is_no_member(bar
     child = os.fork()
     if not child:
         os._exit(_look_in_child(bare, memory, descriptors))
-    assert os.waitpid(child, 0)[1] == 0
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     bare.a.end(False)
 
 
 def _look_in_child(bare: Two, memory: torch.Tensor, descriptors: list[int]) -> int:
-    """Return 0 if nothing is open and nothing may be called."""
+    """Return 0 if nothing is open and nothing may be called, or the number of the first that is wrong."""
     calls = (bare.a.progress, bare.a.traffic, bare.a.readable, lambda: recv(bare.a, 1, 7, memory, SECONDS))
-    for call in (*calls, *(lambda fd=fd: os.fstat(fd) for fd in descriptors)):
+    for number, call in enumerate((*calls, *(lambda fd=fd: os.fstat(fd) for fd in descriptors)), 1):
         try:
             call()
         except (RuntimeError, OSError):
             continue
-        return 1
+        return number
     return 0
 
 

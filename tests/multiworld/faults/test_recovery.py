@@ -71,13 +71,15 @@ def _settles(
 ) -> None:
     """Wait until memory is freed, which happens in the background."""
     deadline = time.monotonic() + 5
-    # A stream of the imitation starts its thread when it is first used; torch has 32 of them in its pool.
-    lazy = 0 if scene.backend.kind is Kind.CPU else 32
+    # The guard of the engines, a thread with a descriptor, begins when one first needs it. A stream of the imitation
+    # starts its thread when it is first used; torch has 32 of them in its pool.
+    lazy = 1 if scene.backend.kind is Kind.CPU else 33
     while True:
         now, there = [worker.run(acts.held) for worker in members], [scene.on_device(worker) for worker in members]
         left = scene.host.run(store_keys, scene.store)
         fewer = all(
-            n.threads <= b.threads + lazy and n.descriptors <= b.descriptors for n, b in zip(now, before, strict=True)
+            n.threads <= b.threads + lazy and n.descriptors <= b.descriptors + 1
+            for n, b in zip(now, before, strict=True)
         )
         if fewer and left <= keys and all(map(_as_before, device, there)):
             return
