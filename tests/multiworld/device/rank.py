@@ -87,7 +87,7 @@ def make(name: str, folder: str, backend: str, place: int, size: int, device: st
     """Make a driver; its name."""
     config = WorldConfig(f"world-{name}", place, size, backend=backend, device=device, join_timeout=timeout)
     Path(folder).mkdir(exist_ok=True)
-    drivers[name] = make_driver(config, place, size, Relay(Path(folder), place, timeout).store, "127.0.0.1")
+    drivers[name] = make_driver(config, place, size, Relay(Path(folder), place, timeout).store)
     return str(drivers[name].name)
 
 
