@@ -164,5 +164,8 @@ class Newcomer(Reassembly):
 
 def _refused(said: bytes) -> RendezvousError:
     """The error that the members told us."""
-    told = json.loads(said)
-    return RendezvousError(what=str(told["what"]), cause=str(told["cause"]), remedy=str(told["remedy"]))
+    try:
+        told = json.loads(said)
+        return RendezvousError(what=str(told["what"]), cause=str(told["cause"]), remedy=str(told["remedy"]))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return RendezvousError(what="rank 0 says to a newcomer what cannot be right", cause="it has another version")

@@ -1,10 +1,10 @@
 """The connections between the members of one generation: two to each peer, one for data, one for control.
 
 Members are numbered by places: ranks, or places in a list of candidates of which not all came. The higher one dials the
-lower. Both say who they are; a wrong world, generation, rank or incarnation is refused,
-with the reason. Then each member dials those that it is going to ping, unless another world has done so already. When a
-member has all its connections it says so on each. It is in once all members have said so: from then on a sign of life
-does not need the Python of a peer.
+lower. Both say who they are; a wrong world, generation, rank or incarnation is refused, with the reason. Then each
+member dials those that it is going to ping, unless another world has done so already. When a member has all its
+connections it says so on each. It is in once all members have said so: from then on a sign of life does not need the
+Python of a peer.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ class Control:
             ranks = tuple(int(rank) for rank in message.get("ranks", (peer,)))
             us = self._session.membership
             if message.get("how") in GONE:
-                self._session.gone.update(set(ranks) - {us.rank})
+                self._session.gone.update(set(ranks) & set(range(us.size)) - {us.rank})
             said = str(message.get("what"))
             what = said if " reports: " in said else f"rank {peer} reports: {said}"
             cause = f"see what rank {peer} reports" if message.get("kind") != "PeerLost" else None

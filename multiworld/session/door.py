@@ -17,6 +17,8 @@ from multiworld.transport.reactor import Reactor
 MAX_LINE: Final = 1 << 14
 #: newcomers that may wait at once; more are sent away, and come again
 MAX_NEWCOMERS: Final = 1024
+#: seconds that a connection may take to say who waits
+INTRODUCTION_SECONDS: Final = 2.0
 
 
 class Door:
@@ -48,6 +50,7 @@ class Door:
         sock.setblocking(False)
         self._said[sock] = b""
         self._hub.watch(sock, selectors.EVENT_READ, lambda _: self._read(sock))
+        self._hub.call_later(INTRODUCTION_SECONDS, lambda: self._expire(sock))
 
     def told(self, waiting: Iterable[object]) -> None:
         """Take in what rank 0 says."""
@@ -60,6 +63,10 @@ class Door:
     def _close(self) -> None:
         self._closed = True
         for sock in tuple(self._said):
+            self._drop(sock)
+
+    def _expire(self, sock: socket.socket) -> None:
+        if sock in self._said and sock not in self._claims:
             self._drop(sock)
 
     def _read(self, sock: socket.socket) -> None:

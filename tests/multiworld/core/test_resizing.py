@@ -14,6 +14,8 @@ from table import members
 
 from multiworld import InvalidArgument, MultiWorld, RendezvousError, TooFewMembers, World
 from multiworld.rendezvous import reassembly
+from multiworld.rendezvous.wiring import dial
+from multiworld.transport.greeting import Hello, Role
 
 SOON = 60.0
 SECRET = "another"  # noqa: S105 - of a test
@@ -118,6 +120,35 @@ def test_a_newcomer_with_another_secret_is_refused(store: str) -> None:
     with members(store, 2) as (worlds, pool), MultiWorld(secret=SECRET) as stranger:
         assert "secret" in _refused(stranger, store)
         assert list(pool.map(_total, worlds)) == [2.0] * 2
+
+
+def test_who_says_nothing_at_the_door_is_sent_away(store: str) -> None:
+    with members(store, 2) as (worlds, pool):
+        session = worlds[0].member.session
+        host = session.claims[0]
+        hello = Hello(Role.DOOR, "w", worlds[0].generation, incarnation=host.incarnation)
+        with dial(host, hello, session.config.network, SOON) as silent:
+            silent.settimeout(SOON)
+            assert silent.recv(1) == b""
+        assert list(pool.map(_total, worlds)) == [2.0] * 2
+
+
+def test_a_member_that_reports_the_loss_of_nobody_that_there_is(store: str) -> None:
+    with members(store, 3) as (worlds, pool):
+        control = worlds[2].member.session.control._socks
+        for sock in control.values():
+            sock.setblocking(True)
+            sock.sendall(b'{"say": "break", "ranks": [99, 2], "how": "eof", "what": "rank 99 is lost"}\n')
+        left = worlds[:2]
+        wait_until(lambda: all(world.failure is not None for world in left), SOON, "it is passed over")
+        worlds[2].sync.leave()
+        assert list(pool.map(lambda world: world.sync.shrink(timeout=SOON), left)) == left
+        assert [world.size for world in left] == [2, 2]
+
+
+def test_a_refusal_that_cannot_be_read_is_an_error_of_ours() -> None:
+    for said in (b"", b"[1]", b'{"what": "half', b"[" * 100_000):
+        assert isinstance(reassembly._refused(said), RendezvousError)
 
 
 def test_a_newcomer_where_there_is_no_world(store: str, newcomer: MultiWorld) -> None:
