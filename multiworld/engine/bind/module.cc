@@ -265,7 +265,9 @@ PyObject* parts(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   Engine* engine = engine_of(self);
   if (!engine || !count_is(count, 2)) return nullptr;
   uint64_t id = number(args[0]);
-  std::vector<Part> found(size_t(PyList_Size(args[1])));
+  Py_ssize_t size = PyList_Size(args[1]);
+  if (size < 0) return nullptr;
+  std::vector<Part> found(static_cast<size_t>(size));
   for (size_t i = 0; i < found.size(); i++) {
     int receives;
     unsigned long long address, length;
