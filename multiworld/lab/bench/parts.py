@@ -120,14 +120,13 @@ def idle(setup: Setup) -> list[Figure]:
             return float(members[0].run(function, *args, seconds, timeout=seconds + 30))  # type: ignore[arg-type]
 
         setup.progress("a pending recv")
-        awaited = share(acts.cpu_of_receiving, "idle", 1)
+        awaited, waiting = share(acts.cpu_of_receiving, "idle", 1), share(acts.cpu_of_waiting, "idle", 1)
         setup.progress(f"{_WORLDS} idle worlds")
         names = [f"idle-{number}" for number in range(_WORLDS)]
         joins = [worker.start(acts.join_many, names, rank, 2, setup.store) for rank, worker in enumerate(members)]
         each = max(call.result(120) for call in joins)
         cpu = share(acts.cpu_of_idling)
         alarms = _false_alarms(setup, members[0], names, 5.0 if setup.quick else 20.0)
-        waiting = share(acts.cpu_of_waiting, "idle", 1)
     joined = f"{_WORLDS} idle worlds in one process (joined in {each * 1e3:.1f} ms each)"
     costs = (("a pending recv costs (await)", awaited), ("a pending recv costs (sync)", waiting))
     found = [_share(name, share, 0.02) for name, share in costs]
