@@ -47,7 +47,7 @@ class Round:
 
 def rounds(_: Context, folder: str, rank: int, backend: str, count: int) -> list[Round]:
     """Be ``rank`` of two; ``folder`` is theirs alone."""
-    device = torch.device("cuda", rank)
+    device = torch.device("cuda", rank % torch.cuda.device_count())
     bare = _Bare(Path(folder), rank, device)
     small = [torch.ones(1).to(device) for _ in range(2)]
     large = torch.ones(_ELEMENTS).to(device)
