@@ -69,6 +69,11 @@ class Reach:
         self._last = session.membership.rank
         self._next_look = 0.0
 
+    @property
+    def asking(self) -> bool:
+        """Whether a question is under way."""
+        return bool(self._asked)
+
     def tick(self, now: float, watched: Collection[int], unreached: Collection[int]) -> None:
         """Ask and judge, if it is time. Peers in ``unreached`` should be pinged, but cannot be now."""
         interval = self._heartbeat.interval
@@ -141,6 +146,7 @@ class _Member:
         self.reach = Reach(session, heartbeat, clock)
         self._dial = dial
         self._left = -1, -1
+        self._pings_all = False
 
     def ring(self) -> tuple[int, ...] | None:
         """The ranks to watch; None if they have not changed since the last call."""
@@ -149,7 +155,14 @@ class _Member:
         if left == self._left:
             return None
         self._left = left
-        return watched_by(us.rank, us.size, session.departed, frozenset(session.leaving))
+        ring = watched_by(us.rank, us.size, session.departed, frozenset(session.leaving))
+        self._pings_all = len(ring) == us.size - 1 - len(session.departed)
+        return ring
+
+    @property
+    def asks(self) -> bool:
+        """Whether kernels of peers may have to be asked although all that are watched are connected."""
+        return not self._pings_all or self.reach.asking
 
     def dial(self, peer: int, process: PeerProcess) -> None:
         """Make the connection to ``peer`` again, if it does not leave."""
@@ -216,7 +229,7 @@ class Monitor:
             return
         for peer in set(member.watches) - set(ring):
             process, watch = member.watches.pop(peer)
-            process.watches.remove(watch)
+            process.unwatch(watch)
         for peer in ring:
             if peer not in member.watches:
                 self._watch(member, peer, pulses.pop(peer, None))
@@ -239,7 +252,7 @@ class Monitor:
         if member is None:
             return
         for process, watch in member.watches.values():
-            process.watches.remove(watch)
+            process.unwatch(watch)
         self._drop_unwatched()
         if not self._members:
             self._hub.alarm(self._tick, math.inf)
@@ -255,9 +268,11 @@ class Monitor:
         self._hub.alarm(self._tick, now + AGAIN_SECONDS)  # even if something fails on the way
         for process in tuple(self._processes.values()):
             process.tick(now)
+        connected = all(process.connected for process in self._processes.values())
         for member in tuple(self._members.values()):
             self._watch_ring(member, {})
-            self._tend(member, now)
+            if not connected or member.asks:
+                self._tend(member, now)
         due = min((process.next_due(now) for process in self._processes.values()), default=math.inf)
         self._hub.alarm(self._tick, due)
 

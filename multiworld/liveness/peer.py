@@ -6,7 +6,7 @@ import contextlib
 import socket
 import struct
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -118,6 +118,7 @@ class PeerProcess:
 
     def __init__(self, hub: Reactor, process: ProcessId) -> None:
         self.watches: list[Watch] = []
+        self._heartbeats: Counter[Heartbeat] = Counter()  # of the watches: most worlds have the same one
         self._hub = hub
         self._clock = hub.clock
         self.last_heard = self._clock()
@@ -136,7 +137,14 @@ class PeerProcess:
     def watch(self, watch: Watch) -> None:
         """Look after one more world; it may want to ping sooner than those before it."""
         self.watches.append(watch)
+        self._heartbeats[watch.heartbeat] += 1
         self._next_ping = 0.0
+
+    def unwatch(self, watch: Watch) -> None:
+        """Look after one world less."""
+        self.watches.remove(watch)
+        self._heartbeats[watch.heartbeat] -= 1
+        self._heartbeats = +self._heartbeats
 
     def adopt(self, sock: socket.socket) -> None:
         """Ping on ``sock``, unless there is a connection already."""
@@ -158,9 +166,9 @@ class PeerProcess:
     def tick(self, now: float) -> None:
         """Read what has come, judge the silence for each world, and ping if it is time."""
         self._read()
-        if self._suspects or now - self.last_heard >= min(watch.heartbeat.suspect_after for watch in self.watches):
+        if self._suspects or now - self.last_heard >= min(each.suspect_after for each in self._heartbeats):
             self._judge(now)
-        interval = min(watch.heartbeat.interval for watch in self.watches)
+        interval = min(each.interval for each in self._heartbeats)
         if now >= self._next_ping - SLACK * interval:
             self._next_ping = now + interval
             self._ping()
@@ -169,9 +177,9 @@ class PeerProcess:
         """When ``tick`` has something to do."""
         due = self._next_ping
         if (self._asked or self._sock is None) and self.last_heard < due:
-            for watch in self.watches:
-                began = self._silent_since(watch, now)
-                for limit in (watch.heartbeat.suspect_after, watch.heartbeat.lost_after):
+            for heartbeat in self._heartbeats:
+                began = self._silent_since(heartbeat, now)
+                for limit in (heartbeat.suspect_after, heartbeat.lost_after):
                     if now < began + limit < due:
                         due = began + limit
         return due
@@ -188,14 +196,12 @@ class PeerProcess:
         self._closed = True
         self._drop()
 
-    def _silent_since(self, watch: Watch, now: float) -> float:
+    def _silent_since(self, heartbeat: Heartbeat, now: float) -> float:
         """When its silence began: at its last sign of life, but no sooner than an interval before the first question
         that it has not answered: before that, nothing was asked."""
         if self._sock is None:
-            return max(self.last_heard, watch.since)
-        if not self._asked:
-            return now
-        return max(self.last_heard, watch.since, self._asked[0] - watch.heartbeat.interval)
+            return self.last_heard
+        return max(self.last_heard, self._asked[0] - heartbeat.interval) if self._asked else now
 
     def _refine(self) -> None:
         """Ask the kernel when the last answer came: it was no sooner than its question, maybe much later."""
@@ -207,7 +213,7 @@ class PeerProcess:
         self._refine()
         starved: bool | None = None  # looked at once for all
         for watch in tuple(self.watches):
-            silence = now - self._silent_since(watch, now)
+            silence = now - max(watch.since, self._silent_since(watch.heartbeat, now))
             lost = silence >= watch.heartbeat.lost_after
             if lost and silence < watch.heartbeat.lost_after * PATIENCE:
                 starved = self._excused() if starved is None else starved
