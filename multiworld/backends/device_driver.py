@@ -351,7 +351,7 @@ class DeviceDriver(ABC):
             elif job == _Job.PREPARE:
                 self._prepare(self._works[number])
             elif job == _Job.LOOK:
-                self._look(self._works[number])
+                self._look(self._works.get(number))
             elif job == _Job.END:
                 self._end()
             else:
@@ -394,10 +394,11 @@ class DeviceDriver(ABC):
         self._fail(failure)
         self._is_over(work, self._failure)
 
-    def _look(self, oldest: Work) -> None:
+    def _look(self, oldest: Work | None) -> None:
+        handle = None if oldest is None else oldest.handle  # the other thread may have heard of its end meanwhile
         try:
             # The end of the oldest may never come: torch's watchdog can fail, or hang, in the abort that would end it.
-            failure = self.failure() or self.outcome(oldest.handle)
+            failure = self.failure() or (None if handle is None else self.outcome(handle))
         except Exception as error:  # noqa: BLE001 - of torch's and NCCL's many types
             failure = error
         if failure is not None:

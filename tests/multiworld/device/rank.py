@@ -290,6 +290,36 @@ def lose_device_in(thread: str) -> None:
     torch.cuda.set_device = chosen
 
 
+def look_late(driver: str) -> None:
+    """Have the thread that looks for failures come to it when what it is to look at is over."""
+    made = drivers[driver]
+    made._launcher = _Late(made._launcher, made._works)
+
+
+class _Late:
+    def __init__(self, launcher: Any, works: dict[int, Any]) -> None:
+        self._launcher, self._works = launcher, works
+        self.looking = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._launcher, name)
+
+    def next(self) -> Any:
+        job, number, reports = self._launcher.next()
+        if job == device_driver._Job.LOOK:
+            self.looking.set()
+            until = time.monotonic() + PATIENCE
+            while number in self._works and time.monotonic() < until:
+                time.sleep(0.001)
+        return job, number, reports
+
+
+def is_looking(driver: str) -> bool:
+    """Wait until a thread is to look."""
+    found: bool = drivers[driver]._launcher.looking.wait(PATIENCE)
+    return found
+
+
 def uncaught() -> list[str]:
     """The errors that ended threads."""
     return ended_by

@@ -283,3 +283,20 @@ def test_a_device_that_is_lost_when_the_second_thread_chooses_it(tmp_path: Path,
         assert error is not None
         assert error[0] == "DeviceFailed"
         assert ranks[1].ask("uncaught") == []
+
+
+@pytest.mark.parametrize("backend", ["torch-nccl"])
+def test_a_look_at_what_is_over_meanwhile(tmp_path: Path, backend: str) -> None:
+    """One thread is to look for failures; the other one hears of the end first, and lets go of the operation."""
+    with started(2) as ranks:
+        opened(ranks, "w", tmp_path, backend)
+        _tensors(ranks)
+        ranks[0].ask("look_late", "w")
+        ranks[0].ask("start", "first", "w", "all_reduce", "t", "SUM")
+        assert ranks[0].ask("is_looking", "w")
+        ranks[1].ask("start", "first", "w", "all_reduce", "t", "SUM")
+        assert ask_all(ranks, "end", "first") == [None, None]
+        for rank in ranks:
+            rank.ask("start", "second", "w", "all_reduce", "t", "SUM")
+        assert ask_all(ranks, "end", "second") == [None, None]
+        assert ranks[0].ask("uncaught") == []

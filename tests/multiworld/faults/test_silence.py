@@ -259,6 +259,7 @@ def test_monitor_thread_stalls(scene: Scene) -> None:
     a, b, victim = members = scene.workers(3)
     scene.join(CALM, [a, b])
     scene.join(WORLD, members)
+    scene.works(WORLD, members)  # its communicators are made, which needs that thread
     a.run(acts.watch_events)
     with thread_frozen(scene.injector, a, a.run(acts.thread_id, "mw-hub")):
         started = time.monotonic()
