@@ -20,13 +20,18 @@ SEED = 7
 RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
+def device() -> str:
+    """Return the kind of device that the rows run on, which is torch's default device here."""
+    return os.environ["ROWS_DEVICE"]
+
+
 def model() -> nn.Sequential:
     torch.manual_seed(SEED)
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
 
 
 def batch(rank: int, step: int = 0) -> torch.Tensor:
-    return torch.randn(4, 8, generator=torch.Generator().manual_seed(100 * step + rank))
+    return torch.randn(4, 8, generator=torch.Generator("cpu").manual_seed(100 * step + rank), device="cpu").to(device())
 
 
 def checksum(parameters: Any) -> float:
@@ -229,7 +234,7 @@ def coalesced() -> None:
         for part in parts:
             dist.all_reduce(part)
     assert [float(part[0]) for part in parts] == [size, size]
-    with _coalescing_manager(device=torch.device("cpu"), async_ops=True) as block:
+    with _coalescing_manager(device=torch.device(device()), async_ops=True) as block:
         dist.all_reduce(parts[0], async_op=True)
     block.wait()
     assert float(parts[0][0]) == size * size
@@ -322,7 +327,7 @@ class MissingError(Exception):
 
 def fsdp_on_cpu() -> None:
     """Look for what torch's FSDP2 needs on the CPU: 2.6 has it on devices only."""
-    if not hasattr(torch.cpu.current_stream(), "record_event"):
+    if device() == "cpu" and not hasattr(torch.cpu.current_stream(), "record_event"):
         raise MissingError("torch's streams of the CPU record no events, and FSDP2 wants them")
 
 
@@ -343,7 +348,7 @@ def hsdp() -> None:
     from torch.distributed.fsdp import fully_shard
 
     net = model()
-    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
+    mesh = init_device_mesh(device(), (2, 1), mesh_dim_names=("replicate", "shard"))
     for layer in (net[0], net[2], net):
         fully_shard(layer, mesh=mesh)
     trained(net, torch.optim.SGD(net.parameters(), 0.1))
@@ -353,20 +358,20 @@ def hsdp() -> None:
 def device_mesh() -> None:
     from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("a", "b"))
+    mesh = init_device_mesh(device(), (1, 2), mesh_dim_names=("a", "b"))
     assert mesh["b"].size() == 2
     assert mesh.get_local_rank("b") == dist.get_rank()
     tensor = torch.ones(2)
     dist.all_reduce(tensor, group=mesh.get_group("b"))
     assert tensor[0] == 2.0
-    assert DeviceMesh.from_group(dist.group.WORLD, "cpu").size() == 2
+    assert DeviceMesh.from_group(dist.group.WORLD, device()).size() == 2
 
 
 def dtensor() -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh(device(), (2,))
     whole = torch.arange(12.0).reshape(6, 2)
     split = distribute_tensor(whole, mesh, [Shard(0)])
     assert split.to_local().shape == (3, 2)
@@ -381,7 +386,7 @@ def tensor_parallel() -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    mesh, net = init_device_mesh("cpu", (2,)), model()
+    mesh, net = init_device_mesh(device(), (2,)), model()
     expected = model()(batch(0))
     parallelize_module(net, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
     torch.testing.assert_close(net(batch(0)), expected)
@@ -392,7 +397,7 @@ def pipelining() -> None:
 
     rank, net = dist.get_rank(), model()
     part = nn.Sequential(*net[:2]) if rank == 0 else nn.Sequential(net[2])
-    stage = PipelineStage(part, rank, 2, torch.device("cpu"))
+    stage = PipelineStage(part, rank, 2, torch.device(device()))
     schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=lambda out, target: (out - target).square().mean())
     if rank == 0:
         schedule.step(batch(0))

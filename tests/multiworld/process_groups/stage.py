@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from procs import ROOT
 
@@ -32,10 +33,10 @@ PATIENCE = 120.0
 
 
 class Stage:
-    """The members, by rank."""
+    """The members, by rank; on one NVIDIA device if ``backend`` is one for it."""
 
-    def __init__(self, pool: WorkerPool, folder: Path, size: int) -> None:
-        self._pool, self._folder, self.size = pool, folder, size
+    def __init__(self, pool: WorkerPool, folder: Path, size: int, backend: str = "gloo") -> None:
+        self._pool, self._folder, self.size, self._backend = pool, folder, size, backend
         self.members: list[Worker] = []
         for rank in range(size):
             self.members.append(self.start(rank))
@@ -43,7 +44,7 @@ class Stage:
 
     def start(self, rank: int) -> Worker:
         """Start the member of that rank."""
-        return self._pool.run(live, rank, self.size, str(self._folder))
+        return self._pool.run(live, rank, self.size, str(self._folder), self._backend)
 
     def tell(self, *orders: tuple[Any, ...]) -> None:
         """Give each member its order, or all the same."""
@@ -80,11 +81,15 @@ def preloaded(log: Path) -> Iterator[WorkerPool]:
 # in the members
 
 
-def live(context: Any, rank: int, size: int, folder: str) -> None:
+def live(context: Any, rank: int, size: int, folder: str, backend: str) -> None:
     """Be a member until it is told nothing."""
-    os.environ["ROWS_FOLDER"] = folder
+    device = "cpu" if backend == "gloo" else "cuda:0"
+    hosts = {} if backend == "gloo" else {"NCCL_HOSTID": f"member-{rank}"}  # NCCL takes one device for several hosts
+    os.environ.update({"ROWS_FOLDER": folder, "ROWS_DEVICE": torch.device(device).type, **hosts})
+    torch.set_default_device(device)
+    store = f"file://{folder}/store"
     with MultiWorld() as mw:
-        world = mw.sync.join("stage", rank, size, store=f"file://{folder}/store", op_timeout=60.0)
+        world = mw.sync.join("stage", rank, size, store=store, backend=backend, device=device, op_timeout=60.0)
         pg = world.process_group_as_default()
         context.send(pg.generation)
         while order := context.recv(600.0):

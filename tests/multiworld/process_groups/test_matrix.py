@@ -11,6 +11,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.multiworld.faults.programs import started
 from tests.multiworld.process_groups import rows
@@ -70,7 +71,7 @@ MORE_DEATHS = (
 )
 #: those that raise in a callback of a future, of which torch makes a RuntimeError; ``typed`` gives the type back
 IN_CALLBACKS = ("ddp", "ddp_in_buckets", "compiled_ddp", "power_sgd", "futures")
-HELPERS = {"fsdp_on_cpu", "model", "batch", "checksum", "alone", "trained", "same", "_compiled"}
+HELPERS = {"device", "fsdp_on_cpu", "model", "batch", "checksum", "alone", "trained", "same", "_compiled"}
 #: a death shows at once; the rest is for machines with much else to do
 SOON = 10.0
 
@@ -125,6 +126,16 @@ def test_slow_rows(tmp_path: Path) -> None:
             assert program.end() == 0, str(program)
             weights = re.findall(r"rank \d of 2: done in generation 2, weights (\d+[.]\d+)", str(program))
             assert (len(weights), len(set(weights))) == (2, 1), str(program)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here; nothing about one is shown")
+@pytest.mark.parametrize("backend", ["nccl", "torch-nccl"])
+def test_rows_on_a_device(tmp_path: Path, backend: str) -> None:
+    with preloaded(tmp_path / "log") as pool:
+        stage = Stage(pool, tmp_path, 2, backend)
+        run(stage, QUICK)
+        die(stage, DEATHS)
 
 
 def test_every_row_is_run() -> None:
