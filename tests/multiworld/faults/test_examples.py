@@ -46,6 +46,15 @@ def test_the_native_leader(pool: WorkerPool) -> None:
         _said(program, lost, "right: 300 requests", "back as generation 2", "done")
 
 
+def test_the_replicated_model(pool: WorkerPool) -> None:
+    """The plot has a bar of each half second, and the others were served while one replica was lost."""
+    with started([["examples/replicated_model.py"]], {}, pool=pool) as (program,):
+        said = _said(program, "replica-1 is lost: PeerLost", "replica-1 is back in generation 2")
+        rates = {float(at): float(rate) for at, rate in re.findall(r"^ *([\d.]+) s  #* +(\d+)/s", said, re.MULTILINE)}
+        assert list(rates) == [number / 2 for number in range(14)]
+        assert sum(rates[at] for at in (2.5, 3.0, 3.5)) > 0
+
+
 def test_the_elastic_group(pool: WorkerPool) -> None:
     """The command of the docstring: newcomers may come in together, or one after the other."""
     (command,) = documented_commands("examples/elastic_group.py")
