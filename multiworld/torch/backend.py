@@ -12,6 +12,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from multiworld.config import DEFAULT_JOIN_TIMEOUT, Heartbeat
 from multiworld.torch.process_group import BACKEND, WorldProcessGroup
+from multiworld.torch.quorum import ReconfigurableProcessGroup
 from multiworld.worlds.multi_world import MultiWorld
 
 
@@ -49,6 +50,9 @@ def _home(_: int) -> MultiWorld:
 def create(given: Any, options: Options | None) -> WorldProcessGroup:
     """Make the process group that torch.distributed asks for; ``given`` has its ranks, its store and its name."""
     options, default = options or Options(), c10d.GroupMember.WORLD
+    if getattr(given, "enable_reconfigure", False):  # torch 2.14 and newer
+        place = given.group_id, given.group_rank, given.group_size
+        return ReconfigurableProcessGroup(given.store, *place, given.timeout, options.backend, options.device)
     if isinstance(default, WorldProcessGroup) and (options.subgroups == "share" or default.is_callers):
         group = default.world.group(given.global_ranks_in_group, label=f"c10d-{given.group_id}")
         return WorldProcessGroup(group, given.group_id)

@@ -5,18 +5,15 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, Final
 
-import torch.distributed as dist
-
 from multiworld.config import TcpStoreAddress
-from multiworld.errors import InvalidArgument, MultiWorldError, WorldClosed
+from multiworld.errors import InvalidArgument
 from multiworld.torch import registration
-from multiworld.torch.process_group import WorldProcessGroup
-from multiworld.worlds.multi_world import MultiWorld
+from multiworld.torch.quorum import QuorumProcessGroup
 
 DEFAULT_TIMEOUT: Final = timedelta(seconds=60)
 
 
-class TorchftProcessGroup(WorldProcessGroup):
+class TorchftProcessGroup(QuorumProcessGroup):
     """For ``torchft.Manager(pg=TorchftProcessGroup(), ...)``: each quorum is a world, which ``configure`` joins.
 
     Args:
@@ -27,11 +24,7 @@ class TorchftProcessGroup(WorldProcessGroup):
     def __init__(
         self, timeout: timedelta = DEFAULT_TIMEOUT, *, backend: str = "gloo", device: str | None = None
     ) -> None:
-        dist.ProcessGroup.__init__(self, 0, 1)  # it belongs to no world yet
-        self._timeout: float = timeout.total_seconds()
-        self._backend, self._device = backend, device
-        self.group_name = self.group_desc = "torchft"
-        self._end = lambda: None
+        super().__init__("torchft", 0, 1, timeout, backend, device)
 
     def configure(self, store_addr: str, *place: Any, **more: Any) -> None:
         """Leave the present quorum and join the next.
@@ -49,29 +42,8 @@ class TorchftProcessGroup(WorldProcessGroup):
         if not (port.isdecimal() and prefix):
             what = f"{store_addr!r} is not host:port/prefix"
             raise InvalidArgument(what=what, remedy="pass what torchft's manager passes", operation="configure")
-        self.shutdown()
         store = TcpStoreAddress(host.strip("[]"), int(port), hosted=False)
-        own = MultiWorld()  # several members may be in one process
-        try:
-            world = own.sync.join(
-                f"torchft-{prefix}",
-                rank,
-                size,
-                store=store,
-                backend=self._backend,
-                device=self._device,
-                op_timeout=self._timeout,
-                join_timeout=self._timeout,
-            )
-        except BaseException:
-            own.sync.close()
-            raise
-        self.bind(world, own.sync.close)
-        registration.refresh(self)
-
-    def errored(self) -> MultiWorldError | None:
-        """Return what broke the quorum's world, or why there is none."""
-        return super().errored() if hasattr(self, "group") else WorldClosed(what="configure() was not called")
+        self._go_on(f"torchft-{prefix}", rank, size, store, self._timeout)
 
     def register(self, name: str) -> TorchftProcessGroup:
         """Let torch.distributed know it, for DeviceMesh and compiled code; returns itself."""
@@ -82,13 +54,3 @@ class TorchftProcessGroup(WorldProcessGroup):
     def unregister(self) -> None:
         """Let torch.distributed forget it."""
         registration.unregister(self, self.group_name)
-
-    def rank(self) -> int:
-        """Return our rank in the quorum; 0 before the first."""
-        return super().rank() if hasattr(self, "group") else 0
-
-    def size(self) -> int:
-        """Return the size of the quorum; 1 before the first."""
-        return super().size() if hasattr(self, "group") else 1
-
-    getRank, getSize = rank, size  # noqa: N815 - torch's names

@@ -479,7 +479,7 @@ def compiled_ddp() -> None:
 
 
 def refused_by_name() -> None:
-    if RELEASE < (2, 15):
+    if RELEASE < (2, 14):
         with pytest.raises(ValueError, match="GLOO"):
             dist.monitored_barrier()
     else:
