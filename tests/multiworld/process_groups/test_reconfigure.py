@@ -49,7 +49,7 @@ def member(context: Any, address: str, rank: int, size: int) -> None:
     while order := context.recv(600.0):
         try:
             context.send(_did(pg, *order))
-        except MultiWorldError as error:
+        except MultiWorldError as error:  # noqa: PERF203 - each order is answered
             context.send(error)
     pg.shutdown()
 
@@ -116,6 +116,6 @@ def test_torch_knows_that_it_can(tcp_store: str) -> None:
         assert c.start(_supports, tcp_store).result() == (True, True)
 
 
-def _supports(context: Any, address: str) -> tuple[bool, bool]:  # noqa: ARG001
+def _supports(context: Any, address: str) -> tuple[bool, bool]:
     pg = made(address, 0, 1)
     return dist._supports_reconfigure(), dist._get_reconfigure_handle() == pg.get_reconfigure_handle()
