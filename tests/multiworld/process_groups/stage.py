@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import signal
 import sys
@@ -70,7 +71,8 @@ class Stage:
 def preloaded(log: Path) -> Iterator[WorkerPool]:
     """Have a pool whose processes have loaded what rows and torch import; what they write is shown if the block
     fails."""
-    with WorkerPool(log, (str(ROOT), str(Path(__file__).parents[1])), PRELOAD) as pool:
+    here = [name for name in PRELOAD if importlib.util.find_spec(name)]  # older releases lack some
+    with WorkerPool(log, (str(ROOT), str(Path(__file__).parents[1])), here) as pool:
         try:
             yield pool
         except BaseException:

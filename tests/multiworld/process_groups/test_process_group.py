@@ -80,11 +80,11 @@ def test_another_rank_and_size(store: str) -> None:
 
 
 def test_no_other_size_while_a_mesh_refers_to_it(store: str) -> None:
-    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.device_mesh import init_device_mesh
 
     with members(store, 1) as ((world,), _):
         pg = world.process_group_as_default()
-        mesh = DeviceMesh.from_group(pg, "cpu")
+        mesh = init_device_mesh("cpu", (1,))
         with pytest.raises(InvalidArgument, match="DeviceMesh"):
             pg.rejoin(size=2)
         assert mesh.size() == 1
