@@ -110,7 +110,8 @@ def mesh_of(name: str) -> str | None:
     from torch.distributed.device_mesh import DeviceMesh  # not above: few programs need it
 
     for mesh in [one for one in gc.get_objects() if isinstance(one, DeviceMesh)]:
-        names = getattr(mesh, "_dim_group_names", None) or [info[2] for info in getattr(mesh, "_dim_group_infos", [])]
+        infos = getattr(mesh, "_dim_group_infos", [])  # tag, ranks, and from torch 2.3 on the name
+        names = getattr(mesh, "_dim_group_names", None) or [(*info, info[0].removeprefix("ptd:"))[2] for info in infos]
         if name in names:
             return repr(mesh)
     return None
