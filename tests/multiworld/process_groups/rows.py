@@ -366,7 +366,8 @@ def device_mesh() -> None:
     tensor = torch.ones(2)
     dist.all_reduce(tensor, group=mesh.get_group("b"))
     assert tensor[0] == 2.0
-    assert DeviceMesh.from_group(dist.group.WORLD, device()).size() == 2
+    if hasattr(DeviceMesh, "from_group"):  # torch 2.3 and newer
+        assert DeviceMesh.from_group(dist.group.WORLD, device()).size() == 2
 
 
 def dtensor() -> None:
