@@ -428,12 +428,12 @@ def checkpoint() -> None:
 
 
 def checkpoint_in_the_background() -> None:
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import async_save, load
 
     folder = Path(os.environ["ROWS_FOLDER"])
-    dcp.async_save({"w": torch.full((4,), 2.0)}, checkpoint_id=folder / "background").result(60)
+    async_save({"w": torch.full((4,), 2.0)}, checkpoint_id=folder / "background").result(60)
     state = {"w": torch.zeros(4)}
-    dcp.load(state, checkpoint_id=folder / "background")
+    load(state, checkpoint_id=folder / "background")
     assert state["w"][0] == 2.0
 
 
