@@ -453,6 +453,8 @@ def functional() -> None:
 
 
 def _compiled(backend: str) -> None:
+    if RELEASE < (2, 4):
+        raise MissingError("torch.compile of this release takes no process group that is written in Python")
     import torch.distributed._functional_collectives as functions
 
     group = dist.group.WORLD
