@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import weakref
 from typing import Any, Final
 
 import torch
@@ -13,8 +14,8 @@ from torch.distributed import distributed_c10d as c10d
 from multiworld.errors import InvalidArgument
 
 _tables: Final[Any] = c10d._world
-#: names that cannot be used again: torch before 2.3 keeps in C++ what was registered
-_kept: Final[set[str]] = set()
+#: names that no other group can use: torch before 2.3 keeps in C++ what was registered
+_kept: Final[dict[str, weakref.ref[dist.ProcessGroup]]] = {}
 #: also where C++ looks a group up by its name
 _register: Final = torch._C._distributed_c10d._register_process_group
 _unregister: Final = getattr(torch._C._distributed_c10d, "_unregister_process_group", None)
@@ -40,9 +41,10 @@ def register(pg: dist.ProcessGroup, name: str) -> None:
     _tables.pg_backend_config[pg] = str(c10d.BackendConfig(backend))
     _tables.pg_to_tag[pg] = tag = f"ptd:{name}"
     _tables.tags_to_pg.setdefault(tag, []).append(pg)
-    _register(name, pg)
+    if name not in _kept or _kept[name]() is not pg:
+        _register(name, pg)
     if _unregister is None:
-        _kept.add(name)
+        _kept[name] = weakref.ref(pg)
 
 
 def is_known(pg: dist.ProcessGroup) -> bool:
