@@ -50,7 +50,7 @@ QUICK = (
 )
 SLOW = ("compiled_ddp", "inductor")
 #: row, and the operation at whose start a member is killed
-DEATHS = (("ddp", 7), ("ddp_in_buckets", 13), ("fsdp2", 9), ("functional", 2), ("checkpoint", 2))
+DEATHS = (("ddp", 7), ("ddp_in_buckets", 9), ("fsdp2", 9), ("functional", 2), ("checkpoint", 2))
 MORE_DEATHS = (
     ("hsdp", 3),
     ("power_sgd", 16),
