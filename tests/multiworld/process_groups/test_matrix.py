@@ -94,7 +94,8 @@ def die(stage: Stage, deaths: tuple[tuple[str, int], ...]) -> None:
         stage.members[1].exit_code()
         died = time.monotonic()
         ranks, raised, text, noticed = stage.members[0].recv()
-        assert (name, raised) == (name, "RuntimeError" if name in IN_CALLBACKS else "PeerLost")
+        if rows.RELEASE >= (2, 4):  # before, other operations have these numbers
+            assert (name, raised) == (name, "RuntimeError" if name in IN_CALLBACKS else "PeerLost")
         assert ranks == (1,)
         assert "rank 1" in text
         assert noticed - died < SOON
