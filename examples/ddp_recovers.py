@@ -45,7 +45,7 @@ def worker(rank: int, folder: str, dies: bool, replace: bool) -> None:
 
         def wrap() -> None:
             ddp.clear()  # the old one first: each hooks into the parameters
-            ddp.append(nn.parallel.DistributedDataParallel(net, process_group=pg, init_sync=False))
+            ddp.append(nn.parallel.DistributedDataParallel(net, process_group=pg))
 
         def take_over(source: int) -> None:
             state: list[Any] = [net.state_dict(), opt.state_dict()]

@@ -56,15 +56,15 @@ def recovering(
             with attempt as step:
                 train(step)
 
-    A replacement does the same, from any step. Before the first step and after each rejoin all members call ``reset``
-    and then ``sync``, and go on with the step after the last one that any member has finished.
+    A replacement does the same, from any step. Before the first step and after each rejoin all members call ``sync``
+    and then ``reset``, and go on with the step after the last one that any member has finished.
 
     Args:
         pg: a world's ``process_group``, or one of ``init_process_group("multiworld")``.
         steps: numbers of the steps, which mean the same on every member.
         sync: called with the rank of the member that has finished the most: takes over its state, by collectives.
-        reset: makes anew what keeps a state that a replacement has not, such as DDP's buckets. Wrap the model here,
-            with ``init_sync=False``, and not before: the members of a rejoin begin with ``reset``.
+        reset: makes anew what keeps a state that a replacement has not, such as DDP's buckets. Wrap the model here and
+            not before: a replacement begins with ``sync``, as the others do.
         replace: whether replacements come; without, the members that are left go on by ``shrink``.
         timeout: seconds that a rejoin or shrink may take; None is the world's ``join_timeout``.
 
@@ -79,8 +79,8 @@ def recovering(
             (pg.rejoin if replace else pg.shrink)(timeout=timeout)
         try:
             with pg.typed():  # what runs in C++ loses the type of a loss
-                reset()
                 done = _agree(pg, done, sync)
+                reset()
         except RECOVERED as error:
             failure = error
             continue

@@ -110,8 +110,6 @@ def test_rows(tmp_path: Path) -> None:
         missing = run(stage, QUICK)
         assert not missing or rows.RELEASE < (2, 7)
         die(stage, tuple(death for death in DEATHS if death[0] not in missing))
-        if rows.RELEASE < (2, 5):
-            pytest.skip("DDP without init_sync, which examples/ddp_recovers.py needs; all rows have passed")
         with started([["examples/ddp_recovers.py"]], {}, pool=pool) as (program,):
             assert program.end() == 0, str(program)
             assert "rank 2 was killed in step 5" in str(program)
