@@ -40,7 +40,7 @@ def worker(rank: int, folder: str, dies: bool, replace: bool) -> None:
     opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
     with MultiWorld() as mw:
         world = mw.sync.join("training", rank, SIZE, store=f"file://{folder}/store", join_timeout=JOIN_SECONDS)
-        pg = world.process_group
+        pg = world.process_group_as_default()  # torch before 2.7 broadcasts objects in no other
         ddp: list[nn.Module] = []
 
         def wrap() -> None:
