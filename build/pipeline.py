@@ -10,13 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from build import leases, official, paths, preflight, record, releases, seals, sources
+from build import leases, official, paths, preflight, record, releases, sources
 from build.anypatch import beside, patchset
 from build.anypatch.plan import MOST_UNITS, Limits, Plan, Serves, changes
 from build.anypatch.plan import make as make_plan
 from build.archives import reading
 from build.console import log_to_file, note, step
-from build.errors import DigestMismatchError, WheelError
 from build.git import Git
 from build.overlay import headers, layout, toolchain
 from build.overlay.build import build_overlay
@@ -239,13 +238,7 @@ def _write_wheels(
     release, files, wheel, tag = ready.inputs.release, members(ready), ready.wheel, proven.platform
     stock = _stock(ready.inputs, wheel)
     inside = documents("torch", proven, stock)
-    try:
-        patched = patched_wheel.assemble(release, wheel, overlay, tag, inside, folder, files)
-    except (DigestMismatchError, WheelError):
-        # Its seal matched, but bytes of it are wrong: reading it whole tells a damaged file from an unknown layout.
-        seals.distrust(wheel)
-        wheel = official.fetch_wheel(release, ready.inputs.python)
-        patched = patched_wheel.assemble(release, wheel, overlay, tag, inside, folder, files)
+    patched = patched_wheel.assemble(release, wheel, overlay, tag, inside, folder, files)
     if overlay is None or ready.plan.python or ready.inputs.extensions_rebuilt:
         headers_changed = filter(layout.is_header, ready.inputs.changed)
         changed = ", ".join(dict.fromkeys((*ready.plan.python, *ready.plan.alone, *headers_changed)))

@@ -139,27 +139,6 @@ def _cached(folder: Path, inputs: Inputs) -> Object | None:
     return None
 
 
-def _check_read(inputs: Inputs, unit: str, read: Iterable[str] | None) -> None:
-    """Digest the cached headers that a compiler has read, since their bytes are in the object now.
-
-    Args:
-        read: their names, as in `Object.includes`; None when the compiler failed: then all of them.
-
-    Raises:
-        DigestMismatchError: cached headers differ from their seal.
-    """
-    wrong = []
-    for label, root in (("wheel:", inputs.include), *(("headers:", root) for root in inputs.headers)):
-        names = None if read is None else [root / n[len(label) :] for n in read if n.startswith(label)]
-        wrong += seals.damaged(root, names)
-    if wrong:
-        raise DigestMismatchError(
-            f"{unit} was compiled with damaged headers of the cache: {', '.join(wrong[:5])}",
-            cause="the disk, or a backup that was put back over them",
-            remedy="run again: damaged headers are fetched again; if the error returns, check the disk",
-        )
-
-
 def _require_decided(inputs: Inputs, unit: str, includes: Iterable[str] = ()) -> None:
     """Refuse a unit, or what it includes, that tests macros which decide code and that nobody has decided."""
     roots = {"tree": inputs.tree, "wheel": inputs.include}
@@ -244,10 +223,9 @@ def _compile(inputs: Inputs, unit: str, overrides: Path, folder: Path) -> Object
         obj, dep = part / "unit.o", part / "unit.d"
         command: list[str | Path] = [inputs.toolchain.cxx, *unit_flags(inputs, unit), *path_flags(inputs, overrides)]
         done = run_compiler([*command, "-MD", "-MF", dep, "-c", inputs.tree / unit, "-o", obj], timeout=1800)
-        includes = None if done.returncode else _includes(dep, inputs, overrides)
-        _check_read(inputs, unit, includes)
-        if includes is None:
+        if done.returncode:
             raise compile_failure(inputs, unit, done)
+        includes = _includes(dep, inputs, overrides)
         tree_files = {name[5:]: sha256_of(inputs.tree / name[5:]) for name in includes if name.startswith("tree:")}
         _require_decided(inputs, unit, includes)
         entry = _Entry(unit, sha256_of(obj), includes, tree_files)

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from build import seals
-from build.errors import DigestMismatchError
 from build.overlay.model import Inputs
 from build.paths import REPO
 from tests.build.caches import damage
@@ -94,15 +93,3 @@ def test_what_a_killed_compiler_left(given: Inputs, own_cache: Path, tmp_path: P
     (made,) = lt.compiled(given, NCCL_CPP)
     assert seals.sha256_of(made.path) == made.sha256
     assert list((own_cache / "objects").glob(".*")) == []
-
-
-@pytest.mark.parametrize("which", ["wheel", "headers"])
-def test_headers_that_rot_below_the_file_system(which: str, given: Inputs, own_cache: Path) -> None:
-    """No time shows it: the bytes that the compiler has read are digested before its object is kept."""
-    entry = own_cache / ("unpacked/w" if which == "wheel" else "headers/p")
-    damage.rot(entry / (f"torch/include/{NCCL_H}" if which == "wheel" else "include/pin.h"), entry)
-    with pytest.raises(DigestMismatchError, match="damaged headers of the cache") as caught:
-        lt.compiled(given, NCCL_CPP)
-    assert "run again" in caught.value.remedy
-    assert list(own_cache.rglob("unit.o")) == []
-    assert not seals.intact(entry), "the next run takes it as it is"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -107,7 +106,6 @@ def test_wheel_that_cannot_be_fetched_again(release: Release, monkeypatch: pytes
 
 
 def test_a_wheel_known_well_is_not_read_again(release: Release, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seals, "TICK", -(10**18))  # as if the wheel had been there for long
     path = fetch_wheel(release, "3.11")
     assert fetch_wheel(release, "3.11") == path
 
@@ -116,21 +114,6 @@ def test_a_wheel_known_well_is_not_read_again(release: Release, monkeypatch: pyt
 
     monkeypatch.setattr(seals, "sha256_of", unwanted)
     assert fetch_wheel(release, "3.11") == path
-
-
-def test_a_wheel_as_young_as_its_seal_is_read_again(release: Release, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two changes within one tick of the file system's clock, its times show one."""
-    path = fetch_wheel(release, "3.11")
-    assert fetch_wheel(release, "3.11") == path
-    read: list[Path] = []
-
-    def reading(path: Path) -> str:
-        read.append(path)
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-
-    monkeypatch.setattr(seals, "sha256_of", reading)
-    assert fetch_wheel(release, "3.11") == path
-    assert read == [path]
 
 
 @pytest.mark.parametrize("harm", damage.SOME)
@@ -210,15 +193,6 @@ def test_seal_of_headers(harm: Damage, server: Index, data: bytes, tmp_path: Pat
     harm(folder.with_name(folder.name + ".seal"))
     damage.flip_and_keep_the_time(folder / HEADER)
     assert (fetch_package(wanted) / HEADER).read_bytes() == MEMBERS[HEADER]
-
-
-def test_pinned_headers_of_before_seals_are_taken_over(server: Index, data: bytes, tmp_path: Path) -> None:
-    wanted = package(server, data, tmp_path, pinned=True)
-    folder = fetch_package(wanted)
-    folder.with_name(folder.name + ".seal").unlink()
-    asked = len(server.requests)
-    assert fetch_package(wanted) == folder
-    assert len(server.requests) == asked
 
 
 def test_headers_of_a_damaged_wheel(server: Index, data: bytes, tmp_path: Path) -> None:

@@ -72,16 +72,6 @@ def test_a_damaged_official_wheel(harm: Damage, place: Place) -> None:
     assert "in the cache is damaged" in output
 
 
-def test_an_official_wheel_that_rots_below_the_file_system(place: Place) -> None:
-    """Its times say that it is right: it is digested as it is copied, fetched again, and copied again."""
-    build(place)
-    build(place)
-    good = forget_results(place)
-    damage.rot(cached(place), cached(place))
-    assert "in the cache is damaged" in build(place)
-    assert [(place.results / name).read_bytes() for name in place.wheels()] == good
-
-
 @pytest.mark.parametrize("harm", damage.SOME)
 @pytest.mark.parametrize("pattern", ["unpacked/*/torch/include/**/nccl.h", "unpacked/*/torch/lib/libtorch_cuda.so"])
 def test_damaged_unpacked_files(harm: Damage, pattern: str, place: Place) -> None:
