@@ -176,7 +176,8 @@ def provenance(
     )
 
 
-def encode(record: Provenance | BuildRecord) -> bytes:
+def encode(record: object) -> bytes:
+    """Return JSON that people can read."""
     return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
 
 

@@ -15,6 +15,7 @@ import msgspec
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from build import record
 from build.errors import ClaimError
 from build.wheelhouse.signing import PAYLOAD_TYPE, PublicKey, signed_bytes
 
@@ -70,7 +71,9 @@ def encode(item: Attestation) -> bytes:
     signed = {"statement": _base64(item.statement), "signature": _base64(item.signature)}
     attestation = {"version": 1, "verification_material": item.material, "envelope": signed}
     publisher = _job(item) or {"kind": item.publisher.value} | ({"keyid": item.keyid} if item.keyid else {})
-    return _json({"version": 1, "attestation_bundles": [{"publisher": publisher, "attestations": [attestation]}]})
+    return record.encode(
+        {"version": 1, "attestation_bundles": [{"publisher": publisher, "attestations": [attestation]}]}
+    )
 
 
 def _job(item: Attestation) -> dict[str, str]:
@@ -101,11 +104,8 @@ def decode(data: bytes, origin: str) -> Attestation:
             kept = (base64.b64decode(signed["sig"], validate=True), str(signed["keyid"]))
             return Attestation(base64.b64decode(whole["payload"], validate=True), Publisher.KEY, *kept)
     except (msgspec.DecodeError, LookupError, TypeError, ValueError, AttributeError) as error:
-        raise ClaimError(
-            f"{origin} is not a provenance: {error}",
-            cause="it is damaged, or something else",
-            remedy="use the file that `nox -s wheelhouse` wrote beside the wheel",
-        ) from None
+        remedy = "use the file that `nox -s wheelhouse` wrote beside the wheel"
+        raise ClaimError(f"{origin} is not a provenance: {error}", remedy=remedy) from None
     return Attestation(data)
 
 
@@ -141,17 +141,13 @@ def bundle(item: Attestation) -> bytes:
         given["timestampVerificationData"] = item.material[_TIMES]
     signatures = [{"sig": _base64(item.signature)}]
     enveloped = {"payload": _base64(item.statement), "payloadType": PAYLOAD_TYPE, "signatures": signatures}
-    return _json({"mediaType": _BUNDLE, "verificationMaterial": given, "dsseEnvelope": enveloped})
+    return record.encode({"mediaType": _BUNDLE, "verificationMaterial": given, "dsseEnvelope": enveloped})
 
 
 def envelope(item: Attestation) -> bytes:
     """Return the DSSE envelope of a statement that is signed with a plain key."""
     signatures = [{"keyid": item.keyid, "sig": _base64(item.signature)}]
-    return _json({"payload": _base64(item.statement), "payloadType": PAYLOAD_TYPE, "signatures": signatures})
-
-
-def _json(whole: object) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(whole), indent=2) + b"\n"
+    return record.encode({"payload": _base64(item.statement), "payloadType": PAYLOAD_TYPE, "signatures": signatures})
 
 
 def _base64(data: bytes) -> str:

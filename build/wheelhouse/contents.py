@@ -9,8 +9,8 @@ from pathlib import Path
 from packaging.metadata import parse_email
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.tags import parse_tag
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
-from packaging.version import InvalidVersion, Version
+from packaging.utils import InvalidWheelFilename, canonicalize_name, canonicalize_version, parse_wheel_filename
+from packaging.version import InvalidVersion
 
 from build.archives import reading
 from build.errors import ClaimError, WheelError
@@ -36,9 +36,9 @@ def read(path: Path) -> Contents:
         metadata, wheel = archive.read(f"{info}/METADATA"), archive.read(f"{info}/WHEEL")
     _check_tags(path, tags, wheel)
     raw, _ = parse_email(metadata)
-    said = f"{raw.get('name')} {raw.get('version')}"
-    if canonicalize_name(raw.get("name", "")) != project or not _same_version(raw.get("version", ""), version):
-        raise ClaimError(f"{path.name}: its METADATA is that of {said}", cause="it was renamed", remedy=_REMEDY)
+    name, number = canonicalize_name(raw.get("name", "")), canonicalize_version(raw.get("version", ""))
+    if (name, number) != (project, canonicalize_version(version)):
+        raise ClaimError(f"{path.name}: its METADATA is that of {name} {number}", cause="it was renamed", remedy=_REMEDY)
     python = raw.get("requires_python", "")
     try:
         SpecifierSet(python)
@@ -54,13 +54,6 @@ def _dist_info(path: Path, archive: zipfile.ZipFile) -> str:
     return found[0]
 
 
-def _same_version(text: str, version: Version) -> bool:
-    try:
-        return Version(text) == version
-    except InvalidVersion:
-        return False
-
-
 def _check_tags(path: Path, tags: str, wheel: bytes) -> None:
     """Raise ClaimError unless WHEEL has the tags of the file name.
 
@@ -71,11 +64,8 @@ def _check_tags(path: Path, tags: str, wheel: bytes) -> None:
     unnamed = {(tag.interpreter, tag.abi) for tag in inside if tag.platform.startswith("linux_")}
     named = {tag for tag in parse_tag(tags) if (tag.interpreter, tag.abi) not in unnamed}
     if named != {tag for tag in inside if (tag.interpreter, tag.abi) not in unnamed}:
-        raise ClaimError(
-            f"{path.name}: its WHEEL has the tags {', '.join(sorted(map(str, inside))) or '(none)'}",
-            cause="the file was renamed, so that it promises another platform or Python",
-            remedy=_REMEDY,
-        )
+        have = ", ".join(sorted(map(str, inside))) or "(none)"
+        raise ClaimError(f"{path.name}: its WHEEL has the tags {have}", cause="it was renamed", remedy=_REMEDY)
 
 
 def member(path: Path, suffix: str) -> bytes | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from build.errors import ClaimError, ToolError, UsageError
 from build.paths import locked
 from build.record import BuildRecord
 from build.wheelhouse import contents
-from build.wheelhouse.model import Form, Wheel
+from build.wheelhouse.model import Wheel
 from build.wheels.archive import check_archive, check_digests
 from build.wheels.platforms import newer
 from build.wheeltest.results import TestRecord
@@ -74,9 +74,8 @@ def _gather(folders: Sequence[Path]) -> tuple[Wheel, ...]:
     found: dict[str, list[Wheel]] = defaultdict(list)
     for path in sorted(set(folders)):
         with _noted(problems):
-            folder = _Folder(
-                path, _records(path, "build*.json", BuildRecord), _records(path, "tests*.json", TestRecord)
-            )
+            builds = _records(path, "build*.json", BuildRecord)
+            folder = _Folder(path, builds, _records(path, "tests*.json", TestRecord))
             for place in sorted(path.glob("*.whl")):
                 with _noted(problems):
                     found[place.name].append(_wheel(place, folder))
@@ -86,15 +85,11 @@ def _gather(folders: Sequence[Path]) -> tuple[Wheel, ...]:
             problems.append(f"{len(wheels)} wheels are called {name}, with different bytes:\n{places}")
     if problems:
         raise ClaimError(
-            f"nothing is published, {counted(len(problems), 'problem')}:\n"
-            + "\n".join(f"- {item}" for item in problems),
-            cause="a file was damaged, replaced or renamed after its build, or two builds share a version",
+            f"nothing is published, {counted(len(problems), 'problem')}:\n- " + "\n- ".join(problems),
             remedy="build again, or take these files out of the folders",
         )
     if not found:
-        raise UsageError(
-            "there is no wheel to publish", remedy="e.g. `nox -s build-2.6.0`, or name a folder with wheels"
-        )
+        raise UsageError("there is no wheel to publish", remedy="`nox -s build-2.6.0`, or name a folder with wheels")
     return tuple(_merged(found[name]) for name in sorted(found))
 
 
@@ -144,7 +139,9 @@ def _wheel(path: Path, folder: _Folder) -> Wheel:
     else:
         check_archive(path)
         check_claims(wheel, made)
-    return replace(wheel, tests=tuple(_tests(wheel, folder.tests)))
+    # One result per Python version: `tests.json` repeats one of the others.
+    tests = {item.python: item for item in folder.tests if digest in (item.patched_sha256, item.overlay_sha256)}
+    return replace(wheel, tests=() if made is None else tuple(tests[python] for python in sorted(tests)))
 
 
 def check_claims(wheel: Wheel, made: BuildRecord) -> None:
@@ -167,10 +164,3 @@ def _yanked(path: Path) -> str | None:
         return " ".join(place.read_text(encoding="utf-8").split())
     except UnicodeDecodeError as error:
         raise ClaimError(f"{place} is not text in UTF-8: {error}") from None
-
-
-def _tests(wheel: Wheel, records: Iterable[TestRecord]) -> Iterator[TestRecord]:
-    """Yield the results for exactly these bytes, one per Python version: `tests.json` repeats one of the others."""
-    by_python = {item.python: item for item in records if wheel.sha256 in (item.patched_sha256, item.overlay_sha256)}
-    wanted = [] if wheel.form is Form.OTHER else sorted(by_python)
-    yield from (by_python[python] for python in wanted)

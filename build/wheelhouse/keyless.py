@@ -31,29 +31,22 @@ def vouched(signed: Attestation, identity: str, issuer: str, root: Path | None) 
         from sigstore.models import Bundle, TrustedRoot
         from sigstore.verify import Verifier, policy
     except ModuleNotFoundError as error:
-        remedy = "`nox -s verify -- --identity …` and `ci/install` install it"
-        raise EnvironmentUnfitError(
-            f"a signature cannot be checked: {error.name} is not installed", remedy=remedy
-        ) from None
+        what = f"a signature cannot be checked: {error.name} is not installed"
+        raise EnvironmentUnfitError(what, remedy="`nox -s verify -- --identity …` and `ci/install` do it") from None
     try:
         verifier = Verifier(trusted_root=TrustedRoot.from_file(str(root))) if root else Verifier.production()
     except (TUFError, NetworkError) as error:
         remedy = "name a copy of its trusted_root.json: --trusted-root FILE"
         raise EnvironmentUnfitError(f"sigstore's certificates cannot be fetched: {error}", remedy=remedy) from None
     except (Error, ValueError) as error:
-        raise UsageError(
-            f"{root} has no certificates of sigstore: {error}", remedy="name its trusted_root.json"
-        ) from None
+        what = f"{root} has no certificates of sigstore: {error}"
+        raise UsageError(what, remedy="name its trusted_root.json") from None
+    believed = policy.Identity(identity=identity, issuer=issuer)
     try:
-        verifier.verify_dsse(
-            Bundle.from_json(attestation.bundle(signed)), policy.Identity(identity=identity, issuer=issuer)
-        )
+        verifier.verify_dsse(Bundle.from_json(attestation.bundle(signed)), believed)
     except (Error, KeyError, TypeError, ValueError) as error:
-        raise ClaimError(
-            f"it is not signed by {identity}: {error}",
-            cause="another identity signed it, or statement or signature were changed",
-            remedy="do not use the wheel, or name the right --identity and --issuer",
-        ) from None
+        remedy = "do not use the wheel, or name the right --identity and --issuer"
+        raise ClaimError(f"it is not signed by {identity}: {error}", remedy=remedy) from None
     return f"by {identity}, for whom {issuer} vouched"
 
 

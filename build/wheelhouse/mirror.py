@@ -72,8 +72,7 @@ def _download(pins: str, python: str, folder: Path) -> None:
         command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(folder), "-r", file.name]
         done = run(command, timeout=4 * 3600.0)
     if done.returncode:
+        remedy = "check disk space in dist/ and the network; what was fetched is kept"
         raise EnvironmentUnfitError(
-            f"dependencies for Python {python} could not be fetched",
-            cause=done.tail,
-            remedy="check disk space in dist/ and the network; what was fetched is kept",
+            f"dependencies for Python {python} cannot be fetched", cause=done.tail, remedy=remedy
         )

@@ -117,11 +117,8 @@ def _write(request: Request, wheels: Sequence[Wheel]) -> None:
 def _check_out(out: Path) -> None:
     """Refuse to replace a folder that is no wheelhouse."""
     if out.exists() and not (out / trust.LIST).is_file() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(
-            f"--out {out} is not a wheelhouse, and is not replaced",
-            cause=f"it has no {trust.LIST}, but other content",
-            remedy="name a new folder, or an earlier wheelhouse",
-        )
+        what = f"--out {out} is not a wheelhouse, and is not replaced"
+        raise UsageError(what, remedy=f"name a new folder, or an earlier wheelhouse, with its {trust.LIST}")
 
 
 def _place(source: Path, target: Path) -> None:
@@ -143,16 +140,14 @@ def _documents(request: Request, wheels: Sequence[Wheel]) -> Iterator[tuple[str,
     yield from simple.files(wheels, request.url).items()
     if request.public:
         yield PUBLIC_KEY, request.public.encode()
-    listing = Listing(request.signed_by, request.life, tuple(map(_listed, wheels)))
-    yield trust.LIST, msgspec.json.format(msgspec.json.encode(listing), indent=1) + b"\n"
+    yield trust.LIST, record.encode(Listing(request.signed_by, request.life, tuple(map(_listed, wheels))))
     yield "index.html", page.page(wheels, request.signed_by, request.url).encode()
 
 
 def _provenance(item: Wheel, request: Request) -> Iterator[tuple[str, bytes]]:
     """Yield what lies beside a wheel about its build, or about its publication."""
-    said = statement.encode(
-        statement.make(record.Artifact(item.name, item.sha256, item.size), item.made, request.builder)
-    )
+    wheel = record.Artifact(item.name, item.sha256, item.size)
+    said = record.encode(statement.make(wheel, item.made, request.builder))
     signed = request.attest(said)
     yield attestation.STATEMENT, said
     yield attestation.SUFFIX, attestation.encode(signed)

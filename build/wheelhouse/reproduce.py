@@ -96,9 +96,8 @@ def _same_sources(item: Subject, tree: SourceTree) -> str:
 def _compare(item: Subject, claim: str, field: str, found: Provenance) -> None:
     claimed, ours = getattr(item.proven, field), getattr(found, field)
     if claimed != ours:
-        raise failing(
-            item, claim, ClaimError(f"claimed {_difference(claimed, ours)}\nfound   {_difference(ours, claimed)}")
-        )
+        what = f"claimed {_difference(claimed, ours)}\nfound   {_difference(ours, claimed)}"
+        raise failing(item, claim, ClaimError(what))
 
 
 def _difference(value: object, other: object) -> str:

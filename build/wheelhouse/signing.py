@@ -45,11 +45,8 @@ class PublicKey:
         try:
             self.key.verify(signature, signed_bytes(statement))
         except InvalidSignature:
-            raise ClaimError(
-                f"the provenance is not signed by key {self.keyid}",
-                cause="another key signed it, or statement or signature were changed",
-                remedy="do not use the wheel, or name the right public key",
-            ) from None
+            remedy = "do not use the wheel, or name the right public key"
+            raise ClaimError(f"the provenance is not signed by key {self.keyid}", remedy=remedy) from None
 
 
 def signed_bytes(statement: bytes) -> bytes:

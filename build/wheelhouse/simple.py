@@ -9,8 +9,7 @@ from html import escape
 from typing import Any
 from urllib.parse import quote
 
-import msgspec
-
+from build import record
 from build.wheelhouse.attestation import SUFFIX
 from build.wheelhouse.model import Wheel
 
@@ -53,18 +52,14 @@ def _provenance(item: Wheel, base: str) -> dict[str, str]:
     return {"provenance": f"{base.rstrip('/')}/{beside(item)}{SUFFIX}"} if base else {}
 
 
-def _json(value: object) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
-
-
 def _root_json(projects: Mapping[str, object]) -> bytes:
-    return _json({"meta": {"api-version": API}, "projects": [{"name": name} for name in sorted(projects)]})
+    return record.encode({"meta": {"api-version": API}, "projects": [{"name": name} for name in sorted(projects)]})
 
 
 def _project_json(name: str, items: Sequence[Wheel], base: str) -> bytes:
     versions = dict.fromkeys(str(item.contents.version) for item in items)
     whole = {"name": name, "versions": list(versions), "files": [_file(item, base) for item in items]}
-    return _json({"meta": {"api-version": API}, **whole})
+    return record.encode({"meta": {"api-version": API}, **whole})
 
 
 def _file(item: Wheel, base: str) -> dict[str, Any]:

@@ -6,8 +6,8 @@ import msgspec
 
 from build.errors import ClaimError
 from build.record import Artifact, BuildRecord, Provenance
-from build.wheelhouse.intoto import TYPE, Resource
 
+TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"
 #: Of a wheel without a record of its build: that its signer publishes these bytes. It has no more to say.
 PUBLISHED = "urn:multiworld:published:1"
@@ -16,6 +16,21 @@ BUILD_TYPE = "urn:multiworld:overlay-build:1"
 #: Who built it where no CI system says so: nobody but the owner of the signing key vouches for it.
 BUILDER = "urn:multiworld:own-machine"
 _UPSTREAM = "git+https://github.com/pytorch/pytorch"
+
+
+class Resource(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A file, package or commit, with its digests."""
+
+    name: str
+    uri: str = ""
+    digest: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+
+
+class Subjects(msgspec.Struct, frozen=True):
+    """The part of any statement that tells what it is about."""
+
+    subject: tuple[Resource, ...]
 
 
 class Outer(msgspec.Struct, frozen=True):
@@ -72,53 +87,30 @@ def official_of(build: Definition) -> Artifact:
     raise ClaimError("the provenance names no official wheel", cause="it was not made by `nox -s wheelhouse`")
 
 
-def _overlay(proven: Provenance) -> Resource:
-    notes = {"buildId": proven.overlay_build_id}
-    return Resource(proven.soname, digest={"sha256": proven.overlay_sha256}, annotations=notes)
-
-
 def make(item: Artifact, made: BuildRecord | None, builder: str = BUILDER) -> Statement:
     """Return the statement about the wheel `item`, of a build if `made` is its record."""
     subject = Resource(item.name, digest={"sha256": item.sha256})
     if made is None:
         return Statement(TYPE, (subject,), PUBLISHED)
     proven = made.provenance
-    made_of = (_overlay(proven),) if proven.soname else ()
-    return Statement(
-        TYPE,
-        (subject,),
-        PREDICATE,
-        Predicate(
-            definition(proven, made.python, made.official),
-            Details(Builder(builder), made_of),
-        ),
-    )
+    notes = {"buildId": proven.overlay_build_id}
+    overlay = Resource(proven.soname, digest={"sha256": proven.overlay_sha256}, annotations=notes)
+    details = Details(Builder(builder), (overlay,) if proven.soname else ())
+    return Statement(TYPE, (subject,), PREDICATE, Predicate(definition(proven, made.python, made.official), details))
 
 
 def definition(proven: Provenance, python: str, official: Artifact) -> Definition:
     """Return what went into a build: as SLSA names it, and in full."""
-    outer = Outer(proven.release, proven.series, python)
-    return Definition(BUILD_TYPE, outer, proven, _dependencies(proven, official))
-
-
-def _dependencies(proven: Provenance, wheel: Artifact) -> tuple[Resource, ...]:
     obtained = {"obtained": proven.source, "imported": proven.source_tree}
-    source = Resource("pytorch", f"{_UPSTREAM}@refs/tags/v{proven.release}", {"gitCommit": proven.commit}, obtained)
-    official = Resource(wheel.name, f"pkg:pypi/torch@{proven.release}", {"sha256": wheel.sha256})
-    patches = (
-        Resource(item.name, digest={"sha256": item.sha256}, annotations={"subject": item.subject})
-        for item in proven.patches
-    )
-    headers = (Resource(name, f"pkg:pypi/{name}@{version}") for name, _, version in map(_split, proven.headers))
-    return (source, *patches, official, *headers)
-
-
-def _split(pin: str) -> tuple[str, str, str]:
-    return pin.partition("==")
-
-
-def encode(statement: Statement) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(statement), indent=2) + b"\n"
+    made_of = [
+        Resource("pytorch", f"{_UPSTREAM}@refs/tags/v{proven.release}", {"gitCommit": proven.commit}, obtained),
+        *(Resource(item.name, "", {"sha256": item.sha256}, {"subject": item.subject}) for item in proven.patches),
+        Resource(official.name, f"pkg:pypi/torch@{proven.release}", {"sha256": official.sha256}),
+    ]
+    for pin in proven.headers:
+        name, _, version = pin.partition("==")
+        made_of.append(Resource(name, f"pkg:pypi/{name}@{version}"))
+    return Definition(BUILD_TYPE, Outer(proven.release, proven.series, python), proven, tuple(made_of))
 
 
 def decode(data: bytes | str, origin: str) -> Statement:
@@ -138,8 +130,5 @@ def decode(data: bytes | str, origin: str) -> Statement:
 
 
 def _foreign(origin: str, reason: str) -> ClaimError:
-    return ClaimError(
-        f"{origin} is not the provenance of an overlay build: {reason}",
-        cause="it is damaged, of another version of this project, or of something else",
-        remedy="use the file that `nox -s wheelhouse` wrote beside the wheel",
-    )
+    what = f"{origin} is not the provenance of an overlay build: {reason}"
+    return ClaimError(what, remedy="use the file that `nox -s wheelhouse` wrote beside the wheel")

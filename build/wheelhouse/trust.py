@@ -19,14 +19,14 @@ import msgspec
 import platformdirs
 from packaging.utils import parse_wheel_filename
 
-from build import seals
+from build import record, seals
 from build.errors import ClaimError, UsageError
 from build.official.urls import shown
 from build.paths import atomic_write, locked
 from build.wheelhouse import attestation
 from build.wheelhouse.attestation import SUFFIX
-from build.wheelhouse.intoto import TYPE, Resource, Subjects
 from build.wheelhouse.signer import Signer
+from build.wheelhouse.statement import TYPE, Resource, Subjects
 
 #: The list of all wheels, for programs; it also tells a wheelhouse from other folders.
 LIST = "wheelhouse.json"
@@ -82,18 +82,14 @@ class Index(msgspec.Struct, frozen=True, rename="camel"):
         for project in sorted(self.projects & pinned.keys()):
             for digest in pinned[project]:
                 if digest not in known:
-                    raise ClaimError(
-                        f"{project} would come from another index than the wheelhouse",
-                        cause=f"the wheelhouse serves {project}, and does not have the file with SHA-256 {digest}",
-                        remedy="name a version that the wheelhouse has",
-                    )
+                    what = f"{project} would come from another index than the wheelhouse: SHA-256 {digest}"
+                    raise ClaimError(what, remedy="name a version that the wheelhouse has")
                 pages = [f"simple/{project}/index.{kind}" for kind in ("html", "json")]
                 self._check_wheel(place, signer, known[digest], pages)
 
     def _check_wheel(self, place: str, signer: Signer, wheel: str, pages: Sequence[str]) -> None:
-        told = {
-            name: _fetched(place, name) for name in (*pages, *(f"files/{wheel}{end}" for end in (METADATA, SUFFIX)))
-        }
+        names = (*pages, *(f"files/{wheel}{end}" for end in (METADATA, SUFFIX)))
+        told = {name: _fetched(place, name) for name in names}
         for name, data in told.items():
             if hashlib.sha256(data).hexdigest() != self.digests.get(name):
                 raise ClaimError(f"{shown(place)}: {name} is not as its list says", remedy=_REMEDY)
@@ -111,17 +107,14 @@ def life(days: int) -> Life:
         begin = datetime.fromtimestamp(int(text), timezone.utc)
         return Life(int(text), begin + timedelta(days=days))
     except (ValueError, OverflowError, OSError) as error:
-        raise UsageError(
-            f"no wheelhouse can live {days} days from SOURCE_DATE_EPOCH={text}: {error}",
-            remedy="correct --days, or unset that variable",
-        ) from None
+        what = f"no wheelhouse can live {days} days from SOURCE_DATE_EPOCH={text}: {error}"
+        raise UsageError(what, remedy="correct --days, or unset that variable") from None
 
 
 def make(digests: Mapping[str, str], lives: Life) -> bytes:
     """Return the statement about files, by path below the wheelhouse or by address."""
     subject = tuple(Resource(name, digest={"sha256": digest}) for name, digest in sorted(digests.items()))
-    whole = Index(TYPE, subject, PREDICATE, lives)
-    return msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n"
+    return record.encode(Index(TYPE, subject, PREDICATE, lives))
 
 
 def trusted(place: str, signer: Signer) -> tuple[Index, str]:
@@ -144,11 +137,8 @@ def trusted(place: str, signer: Signer) -> tuple[Index, str]:
     if index.predicate_type != PREDICATE:
         raise ClaimError(f"{shown(place)}: {NAME} is a statement about something else", remedy=_REMEDY)
     if index.predicate.expires < datetime.now(timezone.utc):
-        raise ClaimError(
-            f"{shown(place)}: its list has expired, on {index.predicate.expires:%Y-%m-%d}",
-            cause="it was not published again in time, newer ones are kept back, or the clock here is wrong",
-            remedy="have it published again, `nox -s wheelhouse`; do not install from it before",
-        )
+        what = f"{shown(place)}: its list has expired, on {index.predicate.expires:%Y-%m-%d}"
+        raise ClaimError(what, remedy="have it published again, `nox -s wheelhouse`; do not install from it before")
     _remember(f"{signer.name or 'anybody'}: {shown(place)}", index.predicate.serial)
     return index, who
 
@@ -178,11 +168,8 @@ def _remember(name: str, serial: int) -> None:
         except msgspec.DecodeError as error:
             raise ClaimError(f"{path} is damaged: {error}", remedy="remove it; what it remembers is lost") from None
         if serial < seen.get(name, 0):
-            raise ClaimError(
-                f"{name.partition(': ')[2]} is older than it was: serial number {serial}, after {seen[name]}",
-                cause="an old wheelhouse is served again, or the clock of its publisher was wrong",
-                remedy=f"{_REMEDY}; if it is right, remove its entry from {path}",
-            )
+            what = f"{name.partition(': ')[2]} is older than it was: serial number {serial}, after {seen[name]}"
+            raise ClaimError(what, remedy=f"{_REMEDY}; if it is right, remove its entry from {path}")
         if serial != seen.get(name):
             with atomic_write(path) as part:
                 part.write_bytes(msgspec.json.encode(seen | {name: serial}))

@@ -18,9 +18,8 @@ from build.series.manifest import patches_of
 from build.series.model import PatchFile
 from build.wheelhouse import attestation, contents, gather, statement
 from build.wheelhouse.attestation import Attestation
-from build.wheelhouse.intoto import Resource
 from build.wheelhouse.signer import Signer
-from build.wheelhouse.statement import Definition, Statement
+from build.wheelhouse.statement import Definition, Resource, Statement
 from build.wheels import sbom
 from build.wheels.archive import check_archive, check_digests
 from build.wheels.platforms import newer
@@ -100,13 +99,10 @@ def _of_build(path: Path) -> Attestation:
     """Return the statement that a wheelhouse would have, from the record that lies in the wheel's folder."""
     made = gather.record_of(path)
     if made is None:
-        raise UsageError(
-            f"nothing is claimed about {path.name}: neither {path.name}{attestation.SUFFIX} nor a record of its build "
-            "lies beside it",
-            remedy="name its provenance: --provenance FILE",
-        )
+        what = f"nothing is claimed about {path.name}: neither {path.name}{attestation.SUFFIX} nor a record is there"
+        raise UsageError(what, remedy="name its provenance: --provenance FILE")
     item = made.patched if made.patched.name == path.name else made.overlay
-    return Attestation(statement.encode(statement.make(item, made)))
+    return Attestation(record.encode(statement.make(item, made)))
 
 
 def _require(claimed: object, found: object) -> str:
@@ -119,10 +115,6 @@ def _require(claimed: object, found: object) -> str:
 def _text(value: object) -> str:
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
     return text if len(text) <= 300 else f"{text[:300]}…"
-
-
-def _signature(item: Subject) -> str:
-    return item.signer.vouches(item.signed)
 
 
 def _copies(item: Subject) -> str:
@@ -172,8 +164,7 @@ def _sbom(item: Subject) -> str:
 def _dependencies(item: Subject) -> str:
     """The standard part of the statement repeats what the parameters say."""
     definition = item.build
-    made = (item.proven, item.python, item.official)
-    again = statement.definition(*made)
+    again = statement.definition(item.proven, item.python, item.official)
     _require(definition.external_parameters, again.external_parameters)
     _require(definition.resolved_dependencies, again.resolved_dependencies)
     return f"{len(again.resolved_dependencies)} dependencies"
@@ -230,7 +221,7 @@ def _assembly(item: Subject) -> str:
 
 #: What can be checked without a build, by name; the names are what a failure is reported by.
 CLAIMS: dict[str, Callable[[Subject], str]] = {
-    "signature": _signature,
+    "signature": lambda item: item.signer.vouches(item.signed),
     "SHA-256 of the wheel": _bytes,
     "members of the wheel": _archive,
     "name and tags": _name,
@@ -248,18 +239,14 @@ CLAIMS: dict[str, Callable[[Subject], str]] = {
 
 
 #: Those that are made about every wheel, of whoever's build.
-_OF_ALL = (_signature, _bytes, _archive, _copies)
+_OF_ALL = ("signature", "SHA-256 of the wheel", "members of the wheel", "copies of the statement")
 
 
 def failing(item: Subject, claim: str, error: ClaimError) -> ClaimError:
     """Return the error that names the claim which fails."""
-    return ClaimError(
-        f"{item.path.name}: the first claim that fails is: {claim}",
-        cause="\n".join(filter(None, (error.what, error.cause))),
-        remedy=error.remedy
-        or "do not use the wheel, unless you know why; this project at the commit that built it, with "
-        "the same patches, would agree",
-    )
+    cause = "\n".join(filter(None, (error.what, error.cause)))
+    remedy = error.remedy or "do not use the wheel, unless you know why; check with the commit that built it"
+    return ClaimError(f"{item.path.name}: the first claim that fails is: {claim}", cause=cause, remedy=remedy)
 
 
 def checked(item: Subject) -> Iterator[tuple[str, str]]:
@@ -269,12 +256,8 @@ def checked(item: Subject) -> Iterator[tuple[str, str]]:
         ClaimError: a claim fails; the message names it.
     """
     for claim, check in CLAIMS.items():
-        if item.said.predicate or check in _OF_ALL:
-            yield claim, _held(item, claim, check)
-
-
-def _held(item: Subject, claim: str, check: Callable[[Subject], str]) -> str:
-    try:
-        return check(item)
-    except ClaimError as error:
-        raise failing(item, claim, error) from None
+        if item.said.predicate or claim in _OF_ALL:
+            try:
+                yield claim, check(item)
+            except ClaimError as error:
+                raise failing(item, claim, error) from None
