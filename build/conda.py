@@ -51,7 +51,6 @@ class Lock:
 
     @property
     def virtual_packages(self) -> str:
-        """Return the facts about the machine for conda-lock, as YAML."""
         rows = {"__glibc": GLIBC, "__linux": KERNEL, "__unix": "0", "__cuda": self.cuda}
         packages = "".join(f'      {name}: "{version}"\n' for name, version in rows.items())
         return f"subdirs:\n  {PLATFORM}:\n    packages:\n{packages}"
@@ -77,9 +76,7 @@ def _specification() -> str:
     try:
         return SPECIFICATION.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ReleaseDataError(
-            f"{SPECIFICATION.name} is missing", cause="the conda locks are made from it", remedy="get it back from git"
-        ) from None
+        raise ReleaseDataError(f"{SPECIFICATION.name} is missing", remedy="get it back from git") from None
 
 
 def locks() -> tuple[Lock, ...]:
@@ -100,11 +97,8 @@ def executable(named: str = "") -> Path:
         return Path(found)
     if named:
         raise UsageError(f"--conda {named}: there is no such program", remedy="give the path of conda or micromamba")
-    raise EnvironmentUnfitError(
-        "this machine has no conda, mamba or micromamba",
-        cause="looked at CONDA_EXE, MAMBA_EXE and PATH",
-        remedy="install micromamba (one file, no installation), or name a program: --conda PATH",
-    )
+    remedy = "install micromamba (one file, no installation), or name a program: --conda PATH"
+    raise EnvironmentUnfitError("this machine has no conda, mamba or micromamba", remedy=remedy)
 
 
 def check_locks() -> list[str]:
@@ -114,15 +108,10 @@ def check_locks() -> list[str]:
         ReleaseDataError: a lock does not fit; each is named with the reason.
     """
     states = {lock.path.name: lock.state for lock in locks()}
-    wrong = {name: state for name, state in states.items() if state not in (State.FITS, State.MISSING)}
-    if wrong:
-        raise ReleaseDataError(
-            "conda locks are out of date: " + ", ".join(f"locks/{name}" for name in wrong),
-            cause="\n".join(f"locks/{name}: {state.value}" for name, state in wrong.items())
-            + "\n(they are made from environment.yml, the CUDA version and the virtual packages)",
-            remedy="run `nox -s lock` where conda is, and commit the result",
-        )
-    return [name for name, state in states.items() if state is State.MISSING]
+    missing = [name for name, state in states.items() if state is State.MISSING]
+    made_from = "environment.yml, the CUDA version and the virtual packages"
+    lockfile.require({name: state for name, state in states.items() if name not in missing}, made_from)
+    return missing
 
 
 def make(lock: Lock, conda: Path) -> None:
@@ -144,11 +133,9 @@ def make(lock: Lock, conda: Path) -> None:
         if done.returncode or not made.is_file():
             # What the solver says, without conda-lock's own traceback behind it.
             said = done.stderr.decode("utf-8", "replace").partition("Traceback (most recent call last)")[0]
-            raise EnvironmentUnfitError(
-                f"the conda environment of CUDA {lock.cuda} cannot be solved",
-                cause="\n".join(said.strip().splitlines()[-25:]) or done.tail,
-                remedy="correct environment.yml, or check that the channels can be reached (`conda search cuda-nvcc`)",
-            )
+            what = f"the conda environment of CUDA {lock.cuda} cannot be solved"
+            cause = "\n".join(said.strip().splitlines()[-25:]) or done.tail
+            raise EnvironmentUnfitError(what, cause=cause, remedy="correct environment.yml, or check the channels")
         # conda-lock names the folder in which it found its input.
         found = made.read_text(encoding="utf-8").replace(f"{folder}/cuda.yml", "cuda-version")
         lockfile.write(lock.path, lock.inputs, found.replace(f"{folder}/", ""))
@@ -187,12 +174,9 @@ def check(cuda: str) -> None:
     executable()
     lock = Lock(cuda)
     if lock.state is not State.FITS:
-        raise EnvironmentUnfitError(
-            f"there is no conda environment for CUDA {cuda}",
-            cause=f"locks/{lock.path.name} {lock.state.value}, and no active environment has that compiler",
-            remedy="run `nox -s lock` and commit the lock, or activate an environment with "
-            f"`cuda-version={cuda}` and what environment.yml lists",
-        )
+        cause = f"locks/{lock.path.name} {lock.state.value}, and no active environment has that compiler"
+        remedy = f"run `nox -s lock`, or activate an environment with `cuda-version={cuda}` and environment.yml's"
+        raise EnvironmentUnfitError(f"there is no conda environment for CUDA {cuda}", cause=cause, remedy=remedy)
 
 
 def _active(cuda: str) -> Path | None:
@@ -229,8 +213,5 @@ def _install(lock: Lock, place: Path) -> None:
     clear(place)
     done = _conda_lock(["install", "--conda", executable(), "--prefix", place, lock.path])
     if done.returncode:
-        raise EnvironmentUnfitError(
-            f"the conda environment of CUDA {lock.cuda} cannot be installed",
-            cause=done.tail,
-            remedy="check network, proxy and disk; the packages are those of the lock",
-        )
+        what = f"the conda environment of CUDA {lock.cuda} cannot be installed"
+        raise EnvironmentUnfitError(what, cause=done.tail, remedy="check network, proxy and disk")

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from pathlib import Path
 
+from build.errors import ReleaseDataError
 from build.paths import atomic_write
 
 _HEADER = "# Made by `nox -s lock`, not by hand: `nox -s lock -- --check` compares the digests.\n"
@@ -27,7 +28,6 @@ class State(Enum):
 
 
 def digest(parts: Iterable[str]) -> str:
-    """Return the digest of all that a lock is made from."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -40,6 +40,17 @@ def state(path: Path, inputs: str) -> State:
     if found is None or digest([rest[found.end() :]]) != found[2]:
         return State.EDITED
     return State.FITS if found[1] == inputs else State.STALE
+
+
+def require(states: Mapping[str, State], made_from: str) -> None:
+    """Raise ReleaseDataError for locks, by file name, that do not fit what they are made from; each is named."""
+    if wrong := {f"locks/{name}": state for name, state in states.items() if state is not State.FITS}:
+        lines = "\n".join(f"{name}: {state.value}" for name, state in wrong.items())
+        raise ReleaseDataError(
+            f"locks are out of date: {', '.join(wrong)}",
+            cause=f"{lines}\n(they are made from {made_from})",
+            remedy="run `nox -s lock`, conda locks where conda is, and commit the result",
+        )
 
 
 def write(path: Path, inputs: str, text: str) -> None:

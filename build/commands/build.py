@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 
 def _table(title: str, checks: Iterable[Check]) -> Table:
-    """Return what was proven."""
     shown = table(title, "check", "found")
     for check in checks:
         shown.add_row(("[green]ok[/] " if check.passed else "[red]no[/] ") + check.name, escape(check.detail[:160]))
@@ -103,30 +102,14 @@ def build(
 
     if full or plan:
         if patches or from_branch or label or include or define or beside:
-            raise UsageError(
-                "--full builds the project's series: no --patches, --from-branch, --label, --include, --define, "
-                "--beside",
-                remedy="leave them out, or leave out --full for an overlay of your patches",
-            )
+            others = "--patches, --from-branch, --label, --include, --define, --beside"
+            what = f"--full builds the project's series: no {others}"
+            raise UsageError(what, remedy="leave them out, or leave out --full for an overlay of your patches")
         whole()
         return
-    request = Request(
-        release,
-        python,
-        given,
-        dist.absolute(),
-        own=Own(
-            patches,
-            from_branch,
-            label,
-            tuple(include or ()),
-            most_units,
-            tuple(define or ()),
-            beside,
-            extensions_rebuilt,
-        ),
-        jobs=jobs,
-    )
+    folders, macros = tuple(include or ()), tuple(define or ())
+    own = Own(patches, from_branch, label, folders, most_units, macros, beside, extensions_rebuilt)
+    request = Request(release, python, given, dist.absolute(), own=own, jobs=jobs)
     try:
         made = build_release(request)
     except NeedsFullBuildError as error:

@@ -21,7 +21,6 @@ from build import lockfile
 from build.console import note, step
 from build.errors import EnvironmentUnfitError, ReleaseDataError
 from build.full.toolchains import EXTRAS, TOOLKITS
-from build.lockfile import State
 from build.paths import REPO
 from build.process import run, run_together
 
@@ -68,8 +67,11 @@ def lock(
     conda: Annotated[str, typer.Option("--conda", help="conda, mamba or micromamba; default: the first found")] = "",
 ) -> None:
     """Resolve pyproject.toml's groups, the noxfile's own needs and environment.yml into `locks/`."""
+    every = SOURCES | ALONE
     if check:
-        _check()
+        states = {f"{name}.txt": lockfile.state(LOCKS / f"{name}.txt", _inputs(name, LOCKS)) for name in every}
+        lockfile.require(states, "pyproject.toml, noxfile.py, and the locks before them")
+        step(f"{len(states)} locks fit pyproject.toml and noxfile.py")
         _check_conda()
         return
     with tempfile.TemporaryDirectory(prefix="locks-") as scratch:
@@ -78,18 +80,14 @@ def lock(
             folder.mkdir()
         else:
             shutil.copytree(LOCKS, folder)
-        _resolve(folder)
-        for name in SOURCES | ALONE:
-            lockfile.write(_path(name), _inputs(name, folder), (folder / f"{name}.txt").read_text(encoding="utf-8"))
-    step(f"{len(SOURCES | ALONE)} locks written to {LOCKS.relative_to(REPO)}/")
+        # Versions of locks that are in the folder are kept where they still fit.
+        work: list[Callable[[], object]] = [partial(_resolve_tools, folder)]
+        work += [partial(_resolve_one, folder, name, []) for name in ALONE]
+        run_together(work)
+        for name in every:
+            lockfile.write(LOCKS / f"{name}.txt", _inputs(name, folder), _text(folder / f"{name}.txt"))
+    step(f"{len(every)} locks written to {LOCKS.relative_to(REPO)}/")
     _make_conda(conda)
-
-
-def _resolve(folder: Path) -> None:
-    """Resolve all locks in `folder`; versions of locks that are in it are kept where they still fit."""
-    work: list[Callable[[], object]] = [partial(_resolve_tools, folder)]
-    work += [partial(_resolve_one, folder, name, []) for name in ALONE]
-    run_together(work)
 
 
 def _resolve_tools(folder: Path) -> None:
@@ -109,11 +107,8 @@ def _resolve_one(folder: Path, name: str, constraints: list[str | Path]) -> Path
     command += ["-o", target]
     done = run(command, cwd=REPO, stdin=requirement)
     if done.returncode:
-        raise EnvironmentUnfitError(
-            f"locks/{name}.txt cannot be resolved",
-            cause=done.tail,
-            remedy="correct the versions in pyproject.toml, or check the network and the index (UV_DEFAULT_INDEX)",
-        )
+        remedy = "correct the versions in pyproject.toml, or check the network and the index (UV_DEFAULT_INDEX)"
+        raise EnvironmentUnfitError(f"locks/{name}.txt cannot be resolved", cause=done.tail, remedy=remedy)
     return target
 
 
@@ -141,10 +136,6 @@ def pins(text: str) -> list[str]:
     return [line.removesuffix(" \\") for line in text.splitlines() if line[:1].isalnum()]
 
 
-def _path(name: str) -> Path:
-    return LOCKS / f"{name}.txt"
-
-
 def _inputs(name: str, folder: Path) -> str:
     """Return the digest of what a lock is made from: requirements, options, and the versions of the locks before it."""
     order = [*SOURCES]
@@ -153,11 +144,9 @@ def _inputs(name: str, folder: Path) -> str:
         project = msgspec.toml.decode(_text(REPO / "pyproject.toml"))
         wanted = _requirements((SOURCES | ALONE)[name], project)
     except (KeyError, msgspec.DecodeError) as error:
-        raise ReleaseDataError(
-            f"what locks/{name}.txt is made from cannot be read: {error!r}",
-            cause="pyproject.toml or the head of noxfile.py is not valid TOML, or lacks a dependency group",
-            remedy="correct it, then run `nox -s lock`",
-        ) from None
+        what = f"what locks/{name}.txt is made from cannot be read: {error!r}"
+        remedy = "correct pyproject.toml or the head of noxfile.py, then run `nox -s lock`"
+        raise ReleaseDataError(what, remedy=remedy) from None
     settings = project.get("tool", {}).get("uv", {}).get("environments", [])
     return lockfile.digest([*wanted, *_OPTIONS, *settings, *chain.from_iterable(before)])
 
@@ -176,20 +165,6 @@ def _requirements(source: list[str], project: dict[str, Any]) -> list[str]:
 def _group(name: str, groups: dict[str, list[Any]]) -> Iterator[str]:
     for item in groups[name]:
         yield from [item] if isinstance(item, str) else _group(item["include-group"], groups)
-
-
-def _check() -> None:
-    """Compare all locks with what they are made from; raise ReleaseDataError if one does not fit."""
-    states = {name: lockfile.state(_path(name), _inputs(name, LOCKS)) for name in SOURCES | ALONE}
-    wrong = {name: state for name, state in states.items() if state is not State.FITS}
-    if wrong:
-        raise ReleaseDataError(
-            "locks are out of date: " + ", ".join(f"locks/{name}.txt" for name in wrong),
-            cause="\n".join(f"locks/{name}.txt: {state.value}" for name, state in wrong.items())
-            + "\n(they are made from pyproject.toml, noxfile.py, and the locks before them)",
-            remedy="run `nox -s lock` and commit the result",
-        )
-    step(f"{len(states)} locks fit pyproject.toml and noxfile.py")
 
 
 def _text(path: Path) -> str:

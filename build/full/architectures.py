@@ -11,8 +11,6 @@ from packaging.version import Version
 
 from build.errors import UsageError
 
-_FOREVER = "999"
-
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
@@ -23,13 +21,8 @@ class Architecture:
     first: str
     dropped: str = ""
 
-    @property
-    def number(self) -> str:
-        """The name for nvcc and CMake: `90`, `90a`."""
-        return self.capability.replace(".", "")
-
     def known_to(self, cuda: str) -> bool:
-        return Version(self.first) <= Version(cuda) < Version(self.dropped or _FOREVER)
+        return Version(self.first) <= Version(cuda) and not (self.dropped and Version(cuda) >= Version(self.dropped))
 
 
 #: CUDA's release notes; for 13.0 compared with `nvcc --list-gpu-arch`.
@@ -104,7 +97,7 @@ def parse(text: str, cuda: str) -> Targets:
     """
     words = [word for word in re.split(r"[;,\s]+", text) if word]
     every = {item.capability: item for item in TABLE}
-    known = {name: item for name, item in every.items() if item.known_to(cuda)}
+    known = {item.capability: item for item in TABLE if item.known_to(cuda)}
     refused = [word for word in words if word.removesuffix("+PTX") not in known]
     if not words or refused:
         raise UsageError(

@@ -49,6 +49,7 @@ class Watch:
     _said: int = -1
 
     def line(self, text: str) -> None:
+        log.debug("| %s", text)
         self.tail = [*self.tail[1 - _KEPT :], text]
         if status := _STATUS.match(text):
             self._reading = False
@@ -105,6 +106,9 @@ def environment(
     site = site_packages(python)
     libraries = [site / item.folder for item in project.externals]
     includes = [folder.parent / "include" for folder in libraries]
+    # As CMake names them: code for each, and the portable form where asked for.
+    named = ((item.architecture.capability.replace(".", ""), item.ptx) for item in project.targets)
+    architectures = [name if portable else f"{name}-real" for name, portable in named]
     path = [str(python.parent), *map(str, tools.path), os.environ.get("PATH", os.defpath)]
     return {
         **tools.variables,
@@ -119,15 +123,10 @@ def environment(
         "CMAKE_INCLUDE_PATH": os.pathsep.join(map(str, includes)),
         "MAX_JOBS": str(jobs),
         "TORCH_CUDA_ARCH_LIST": ";".join(map(str, project.targets)),
-        "CUDAARCHS": ";".join(_for_cmake(project)),
+        "CUDAARCHS": ";".join(architectures),
         "NINJA_STATUS": "[%f/%t] ",
         **project.environment,
     }
-
-
-def _for_cmake(project: Project) -> list[str]:
-    """Name the architectures as CMAKE_CUDA_ARCHITECTURES does: code for each, and the portable form where asked for."""
-    return [f"{item.architecture.number}{'' if item.ptx else '-real'}" for item in project.targets]
 
 
 def compile_wheel(plan: Plan, place: Workspace, tools: Toolchain, launchers: Mapping[str, str], python: Path) -> Path:
@@ -147,32 +146,18 @@ def compile_wheel(plan: Plan, place: Workspace, tools: Toolchain, launchers: Map
     step(f"compiling with {plan.jobs} at once" + (f"; {before} steps of an earlier run are kept" if before else ""))
     with progress() as bar:
         watch = Watch(bar, bar.add_task("configuring", total=None, unit="steps"))
-
-        def seen(line: str) -> None:
-            log.debug("| %s", line)
-            watch.line(line)
-
-        status = run_shown(
-            [*command, "--out-dir", place.wheels, place.tree],
-            cwd=place.tree,
-            env=variables,
-            timeout=_TIMEOUT,
-            seen=seen,
-        )
+        command += ["--out-dir", place.wheels, place.tree]
+        status = run_shown(command, cwd=place.tree, env=variables, timeout=_TIMEOUT, seen=watch.line)
     took = time.monotonic() - started
     wheels = sorted(place.wheels.glob("*.whl"))
     if status or len(wheels) != 1:
-        raise _failure(project, watch, status, took, len(steps(place.tree)))
+        killed = any("Killed" in line or "out of memory" in line for line in watch.failed)
+        hint = "a compiler was killed: the memory ran out. Run again with a smaller --jobs; " if killed else ""
+        kept = f"the {len(steps(place.tree))} steps that are done are kept; the whole output is in the log"
+        raise CompileError(
+            f"{project.name} {project.version} does not compile (status {status}, after {hours(took)})",
+            cause="\n".join(watch.failed or watch.tail) or "no output",
+            remedy=f"{hint}correct the cause and run the same command again: {kept}",
+        )
     step(f"compiled in {hours(took)}: {wheels[0].name}")
     return wheels[0]
-
-
-def _failure(project: Project, watch: Watch, status: int, took: float, kept: int) -> CompileError:
-    killed = any("Killed" in line or "out of memory" in line for line in watch.failed)
-    hint = "a compiler was killed: the memory ran out. Run again with a smaller --jobs; " if killed else ""
-    return CompileError(
-        f"{project.name} {project.version} does not compile (status {status}, after {hours(took)})",
-        cause="\n".join(watch.failed or watch.tail) or "no output",
-        remedy=f"{hint}correct the cause and run the same command again: the {kept} steps that are done are kept, and "
-        "only what is missing or changed is compiled; the whole output is in the log",
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 from build import leases, paths
@@ -16,7 +17,7 @@ from build.full.repair import repair
 from build.full.toolchains import Toolchain
 from build.full.workspace import Workspace
 from build.process import Completed, run
-from build.record import artifact
+from build.record import artifact, encode
 from build.series.apply import AppliedTree
 from build.wheeltest import environments
 from build.wheeltest.environments import Form, environment
@@ -75,7 +76,9 @@ def _made(
     seconds = sum(made.values())
     note(f"{len(made)} steps of ninja, {hours(seconds)} on one core")
     step("repairing the wheel")
-    repaired = repair(plan.project, built, _libraries(plan, tools, python), record.encode(proven), folder)
+    libraries = [site_packages(python) / item.folder for item in plan.project.externals]
+    libraries += [tools.cuda_home / "lib64"] if tools.cuda_home else []
+    repaired = repair(plan.project, built, libraries, encode(proven), folder)
     for check in repaired.checks:
         note(f"{check.name}: {check.detail}")
     shown = prove(plan.project, repaired.path)
@@ -95,12 +98,6 @@ def _made(
     return found
 
 
-def _libraries(plan: Plan, tools: Toolchain, python: Path) -> list[Path]:
-    """Return the folders in which the build found its libraries."""
-    folders = [site_packages(python) / item.folder for item in plan.project.externals]
-    return [*folders, *([tools.cuda_home / "lib64"] if tools.cuda_home else [])]
-
-
 def _run(command: tuple[str, ...], python: Path) -> Completed:
     done = run([part.replace("{python}", str(python)) for part in command], cwd=python.parent, timeout=3600)
     log.debug("%s", done.stdout.decode("utf-8", "replace"))
@@ -111,9 +108,8 @@ def _shown(probe: Probe, built: Path, stock: Path | None) -> Shown:
     ours = _run(probe.command, built)
     theirs = _run(probe.stock or probe.command, stock).returncode if stock else NOT_RUN
     right = ours.returncode == 0 and (not stock or (theirs != 0) is probe.stock_fails)
-    note(
-        f"{probe.name}: {'as expected' if right else 'NOT as expected'}" + (f"\n{ours.tail}" if ours.returncode else "")
-    )
+    said = f"\n{ours.tail}" if ours.returncode else ""
+    note(f"{probe.name}: {'as expected' if right else 'NOT as expected'}{said}")
     return Shown(probe.name, theirs, ours.returncode, right)
 
 
@@ -126,19 +122,12 @@ def prove(project: Project, wheel: Path) -> tuple[Shown, ...]:
     if not project.probes:
         return ()
     step(f"probes on {wheel.name}")
-    with environment(Form.PATCHED, project.python, [wheel]) as built:
-        if project.stock is None:
-            shown = tuple(_shown(probe, built, None) for probe in project.probes)
-        else:
-            with environment(Form.STOCK, project.python, [project.stock()]) as stock:
-                shown = tuple(_shown(probe, built, stock) for probe in project.probes)
-    wrong = [item for item in shown if not item.as_expected]
-    if wrong:
-        raise ProbeError(
-            f"{wheel.name} does not show what it must: {', '.join(item.name for item in wrong)}",
-            cause="\n".join(
-                f"{item.name}: exit status {item.stock} on stock, {item.built} on this wheel" for item in wrong
-            ),
-            remedy="read the log; the wheel is kept, and counts as not proven",
-        )
+    with ExitStack() as stack:
+        built = stack.enter_context(environment(Form.PATCHED, project.python, [wheel]))
+        stock = project.stock and stack.enter_context(environment(Form.STOCK, project.python, [project.stock()]))
+        shown = tuple(_shown(probe, built, stock) for probe in project.probes)
+    if wrong := [item for item in shown if not item.as_expected]:
+        what = f"{wheel.name} does not show what it must: {', '.join(item.name for item in wrong)}"
+        lines = (f"{item.name}: exit status {item.stock} on stock, {item.built} on this wheel" for item in wrong)
+        raise ProbeError(what, cause="\n".join(lines), remedy="read the log; the wheel is kept, but not proven")
     return shown

@@ -104,12 +104,11 @@ def jobs(per_job: int, cores: int, memory: int, asked: int | None = None) -> int
         raise UsageError(f"MAX_JOBS={named} is not a number of jobs", remedy="set it to e.g. 8, or unset it")
     wanted = asked or int(named or 0)
     if max(wanted, 1) > fit:
-        raise EnvironmentUnfitError(
-            f"the memory is too small for {counted(wanted or 1, 'job')}",
-            cause=f"{memory / _GIB:.1f} GiB are available, {(wanted or 1) * per_job / _GIB:.1f} GiB are needed: "
-            f"{per_job / _GIB:.1f} GiB for each compiler at its peak",
-            remedy=f"--jobs {fit} fits" if fit else "end other programs, or build on a machine with more memory",
-        )
+        what = f"the memory is too small for {counted(wanted or 1, 'job')}"
+        all_, each = max(wanted, 1) * per_job / _GIB, per_job / _GIB
+        cause = f"{memory / _GIB:.1f} GiB are available, {all_:.1f} GiB are needed: {each:.1f} GiB for each compiler"
+        remedy = f"--jobs {fit} fits" if fit else "end other programs, or build on a machine with more memory"
+        raise EnvironmentUnfitError(what, cause=cause, remedy=remedy)
     return wanted or min(cores, fit)
 
 
@@ -125,19 +124,13 @@ def show(plan: Plan) -> None:
     step(f"full build of {project.name} {project.version} for Python {project.python}")
     if plan.rows:
         console.print(_table(plan))
-    note(
-        f"{len(project.patches)} patches; toolchain: {plan.kind.value}"
-        + (f", CUDA {project.cuda}" if project.cuda else "")
-    )
+    cuda = f", CUDA {project.cuda}" if project.cuda else ""
+    note(f"{len(project.patches)} patches; toolchain: {plan.kind.value}{cuda}")
     if project.targets:
         note(f"architectures: {', '.join(f'{target} ({target.architecture.gpus})' for target in project.targets)}")
     note(f"compiler cache: {plan.caching.value}")
     each = f"{project.memory_per_job / _GIB:.1f} GiB"
-    note(
-        f"{counted(plan.jobs, 'compiler')} at once, {each} of memory for each"
-        if plan.jobs
-        else f"no compiler fits into the memory: each takes {each}"
-    )
+    note(f"{counted(plan.jobs, 'compiler')} at once, {each} of memory for each")
     note(f"disk: {project.disk / _GIB:.1f} GiB in {cache()}, {plan.free / _GIB:.1f} GiB are free")
     for problem in plan.missing:
         note(f"missing: {problem}")
@@ -157,9 +150,6 @@ def _table(plan: Plan) -> Table:
 def require(plan: Plan) -> None:
     """Raise EnvironmentUnfitError, which lists what is missing, unless the build can start."""
     if plan.missing:
-        raise EnvironmentUnfitError(
-            f"this machine cannot make a full build of {plan.project.name} {plan.project.version}: "
-            f"{counted(len(plan.missing), 'problem')}",
-            cause="\n".join(plan.missing),
-            remedy="fix these and run again; nothing was started",
-        )
+        problems = counted(len(plan.missing), "problem")
+        what = f"this machine cannot make a full build of {plan.project.name} {plan.project.version}: {problems}"
+        raise EnvironmentUnfitError(what, cause="\n".join(plan.missing), remedy="fix these and run again")

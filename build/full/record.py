@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import msgspec
@@ -11,7 +10,7 @@ from build.full.plan import Plan
 from build.full.toolchains import Toolchain
 from build.overlay.model import Check
 from build.paths import atomic_write
-from build.record import Artifact, Patch
+from build.record import Artifact, Patch, encode, patches_of
 from build.series.apply import AppliedTree
 from build.series.verdicts import HunkVerdict
 
@@ -89,7 +88,7 @@ def provenance(plan: Plan, source: str, patched: AppliedTree, tools: Toolchain) 
         python=project.python,
         source=source,
         commit=patched.head,
-        patches=tuple(Patch(p.name, p.subject, hashlib.sha256(p.data).hexdigest()) for p in project.patches),
+        patches=patches_of(project.patches),
         toolchain=plan.kind.value,
         compilers=tools.identity,
         cuda=project.cuda,
@@ -102,10 +101,6 @@ def provenance(plan: Plan, source: str, patched: AppliedTree, tools: Toolchain) 
 
 def place(folder: Path, python: str) -> Path:
     return folder / f"full-{python}.json"
-
-
-def encode(record: Provenance | FullRecord) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
 
 
 def write(record: FullRecord, folder: Path) -> Path:

@@ -83,11 +83,8 @@ def _info(tree: Path, project: Project) -> str:
     text = (tree / names[0] / "METADATA").read_text(encoding="utf-8") if len(names) == 1 else ""
     found = re.search(r"^Version: (.*)$", text, re.M)
     if found is None or found[1] != project.version:
-        raise WheelError(
-            f"the build made version {found[1] if found else '(none)'}, not {project.version}",
-            cause="the project's build does not read the variable that sets its version",
-            remedy="set the right variable in the project's `environment`",
-        )
+        what = f"the build made version {found[1] if found else '(none)'}, not {project.version}"
+        raise WheelError(what, remedy="set the variable that its build reads, in the project's `environment`")
     return names[0]
 
 
@@ -106,22 +103,16 @@ def _link(project: Project, tree: Path) -> list[External]:
     homes = {path.name: path.parent.relative_to(tree).as_posix() for path in reversed(files)}
     used: set[External] = set()
     for path in files:
-        folders = []
+        folders, here = [], path.parent.relative_to(tree)
         for library in needed(path):
             owners = (item for item in project.externals if any(fnmatch.fnmatch(library, it) for it in item.libraries))
             if library in homes:
-                folders.append(_from(path, tree, homes[library]))
+                folders.append(os.path.relpath(homes[library], here))
             elif (external := next(owners, None)) is not None:
-                folders.append(_from(path, tree, external.folder))
+                folders.append(os.path.relpath(external.folder, here))
                 used.add(external)
-        _set_run_path(path, ":".join(dict.fromkeys(folders)))
+        _set_run_path(path, ":".join("$ORIGIN" if way == "." else f"$ORIGIN/{way}" for way in dict.fromkeys(folders)))
     return [item for item in project.externals if item in used]
-
-
-def _from(path: Path, tree: Path, folder: str) -> str:
-    """Return the way from a library to a folder of `site-packages`."""
-    way = os.path.relpath(folder, path.parent.relative_to(tree))
-    return "$ORIGIN" if way == "." else f"$ORIGIN/{way}"
 
 
 def _set_run_path(path: Path, wanted: str) -> None:
@@ -152,19 +143,13 @@ def _audited(project: Project, plain: Path, libraries: Sequence[Path], out: Path
     newest = reduce(newer, (str(policy.name) for policy in policies if policy.name.startswith("manylinux_")))
     options = ["--plat", newest, *(part for pattern in patterns for part in ("--exclude", pattern))]
     search = os.pathsep.join([*map(str, libraries), os.environ.get("LD_LIBRARY_PATH", "")]).rstrip(os.pathsep)
-    variables = {
-        "LD_LIBRARY_PATH": search,
-        "PATH": os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")]),
-    }
+    path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
     command = [sys.executable, "-m", "auditwheel", "repair", *options, "--wheel-dir", str(out), str(plain)]
-    done = run(command, env=variables, timeout=3600)
+    done = run(command, env={"LD_LIBRARY_PATH": search, "PATH": path}, timeout=3600)
     made = sorted(out.glob("*.whl"))
     if done.returncode or len(made) != 1:
-        raise WheelError(
-            f"auditwheel cannot repair {plain.name}",
-            cause=done.tail,
-            remedy="a library that it does not find belongs into `externals` of the project, or on this machine",
-        )
+        remedy = "a library that it does not find belongs into `externals` of the project, or on this machine"
+        raise WheelError(f"auditwheel cannot repair {plain.name}", cause=done.tail, remedy=remedy)
     return made[0]
 
 
@@ -183,26 +168,19 @@ def _write(audited: Path, before: set[str], info: str, folder: Path) -> Repaired
         _pack(tree, part)
         check_archive(part)
         files = elves(tree)
-        checks = (_check_paths(files), _check_tag(files, tag))
+        checks = _checked(files, tag)
         if failed := [check for check in checks if not check.passed]:
-            raise WheelError(
-                "the repaired wheel fails its checks:\n"
-                + "\n".join(f"- {item.name}: {item.detail}" for item in failed),
-                cause="a library of the build machine that the repair does not know",
-                remedy="add it to `externals` of the project",
-            )
+            lines = "".join(f"\n- {item.name}: {item.detail}" for item in failed)
+            raise WheelError(f"the repaired wheel fails its checks:{lines}", remedy="see `externals` of the project")
     return Repaired(final, tuple(sorted({path.name for path in files} - before)), tag, checks)
 
 
-def _check_paths(files: Iterable[Path]) -> Check:
+def _checked(files: Iterable[Path], tag: str) -> tuple[Check, Check]:
+    """Check the search paths, and compare the tag with what this project's own reading of the symbol versions says."""
     parts = ((path.name, part) for path in files for part in run_path(path).split(":"))
     wrong = ", ".join(f"{name}: {part}" for name, part in parts if part and not part.startswith("$ORIGIN"))
-    return Check("no search path names a folder of the build machine", not wrong, wrong or "all from $ORIGIN")
-
-
-def _check_tag(files: Iterable[Path], tag: str) -> Check:
-    """Compare the tag with what this project's own reading of the symbol versions says."""
     needs = reduce(newer, map(platform_tag, files))
-    return Check(
-        "the platform tag is what the binaries need", newer(tag, needs) == tag, f"{tag}; the binaries need {needs}"
+    return (
+        Check("no search path names a folder of the build machine", not wrong, wrong or "all from $ORIGIN"),
+        Check("the platform tag is what the binaries need", newer(tag, needs) == tag, f"{tag}; these need {needs}"),
     )

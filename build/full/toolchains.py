@@ -105,11 +105,8 @@ def _of_conda(prefix: Path) -> Toolchain:
     binaries = prefix / "bin"
     cxx = next(iter(sorted(binaries.glob("*-linux-gnu-g++"))), binaries / "g++")
     if not cxx.exists():
-        raise EnvironmentUnfitError(
-            f"the conda environment {prefix} has no C++ compiler",
-            cause="environment.yml lists `cxx-compiler`, which brings it",
-            remedy="remove the folder, and run again",
-        )
+        remedy = "remove the folder, and run again"
+        raise EnvironmentUnfitError(f"the conda environment {prefix} has no C++ compiler", remedy=remedy)
     base = _base(cxx, host.ask(cxx, "--version"))
     return replace(base, path=(binaries,), variables={**base.variables, "CONDA_PREFIX": str(prefix)})
 
@@ -123,11 +120,8 @@ def _system_home(cuda: str) -> Path:
     for home in homes:
         if (home / "bin" / "nvcc").exists():
             return home.resolve()
-    raise EnvironmentUnfitError(
-        f"no CUDA toolkit was found, {cuda} is needed",
-        cause=f"no bin/nvcc in {', '.join(map(str, homes))}, and none on PATH",
-        remedy=_ways(cuda),
-    )
+    cause = f"no bin/nvcc in {', '.join(map(str, homes))}, and none on PATH"
+    raise EnvironmentUnfitError(f"no CUDA toolkit was found, {cuda} is needed", cause=cause, remedy=_ways(cuda))
 
 
 def _home_of(nvcc: Path) -> Path:
@@ -155,11 +149,8 @@ def _check_nvcc(nvcc: Path, cuda: str) -> str:
     if found is None:
         raise EnvironmentUnfitError(f"{nvcc} does not work", cause=done.tail, remedy=_ways(cuda))
     if found[1] != cuda:
-        raise EnvironmentUnfitError(
-            f"the CUDA toolkit in {nvcc.parent.parent} is {found[1]}, {cuda} is needed",
-            cause="the wheel requires the libraries of the version that it is compiled with",
-            remedy=_ways(cuda),
-        )
+        what = f"the CUDA toolkit in {nvcc.parent.parent} is {found[1]}, {cuda} is needed"
+        raise EnvironmentUnfitError(what, remedy=_ways(cuda))
     return f"nvcc {found[2]}"
 
 
@@ -174,17 +165,12 @@ def check_index(cuda: str) -> None:
         EnvironmentUnfitError: it has none, or there is no lock for it.
     """
     if Version(cuda).major < FIRST:
-        raise EnvironmentUnfitError(
-            f"the package index has no nvcc of CUDA {cuda}",
-            cause=f"NVIDIA publishes the whole compiler there from CUDA {FIRST} on; older packages have parts of it",
-            remedy="use `--toolchain conda`, or `--toolchain system` with an installed toolkit",
-        )
+        what = f"the package index has no nvcc of CUDA {cuda}, but from CUDA {FIRST} on"
+        remedy = "use `--toolchain conda`, or `--toolchain system` with an installed toolkit"
+        raise EnvironmentUnfitError(what, remedy=remedy)
     if not _lock_of(cuda).is_file():
-        raise EnvironmentUnfitError(
-            f"there is no lock for the compiler of CUDA {cuda}",
-            cause=f"locks/{_lock_of(cuda).name} does not exist",
-            remedy="add the version to TOOLKITS in build/full/toolchains.py and run `nox -s lock`",
-        )
+        remedy = "add the version to TOOLKITS in build/full/toolchains.py and run `nox -s lock`"
+        raise EnvironmentUnfitError(f"there is no lock for the compiler of CUDA {cuda}", remedy=remedy)
 
 
 def install(cuda: str, libraries: tuple[str, ...]) -> Path:

@@ -34,13 +34,8 @@ DISK = 60 * _GIB
 #: Not measured, so an estimate: third_party, and the generated device code.
 UNITS = (
     UnitKind("c10", ("c10/**/*.cpp",), 1.2, typical=104),
-    UnitKind(
-        "ATen, three times where kernels have AVX2 and AVX512 forms",
-        ("aten/src/**/*.cpp",),
-        7,
-        typical=880,
-        generated=232,
-    ),
+    # Three times where kernels have AVX2 and AVX512 forms.
+    UnitKind("ATen", ("aten/src/**/*.cpp",), 7, typical=880, generated=232),
     UnitKind("torch/csrc and caffe2", ("torch/csrc/**/*.cpp", "caffe2/**/*.cc"), 15, typical=740),
     UnitKind("third_party", ("third_party/*/src/**/*.c*",), 2, typical=3000),
     UnitKind("device code", ("aten/src/**/*.cu", "torch/csrc/**/*.cu"), 15, device=True, typical=490, generated=150),
@@ -122,21 +117,12 @@ def _sources(release: Release, source: Path | None) -> Sources:
     path, revision = split_revision(str(source))
     git = repository(path) if path.is_dir() else None
     if git is None:
-        raise UsageError(
-            f"--source {source}: a full build needs a git checkout with its submodules",
-            remedy=f"git clone --recursive --branch {release.tag} …, and name that folder",
-        )
+        what = f"--source {source}: a full build needs a git checkout with its submodules"
+        raise UsageError(what, remedy=f"git clone --recursive --branch {release.tag} …, and name that folder")
     base = git.resolve(revision or "HEAD")
     if base != release.commit:
         check_blobs(release, git.folder, str(source))
     return Sources(git.folder, base, f"local git repository: commit {base}")
-
-
-def _tree(release: Release, source: Path | None) -> Path | None:
-    """Return a tree to count units in; one for overlays lacks third_party, which the typical numbers then stand for."""
-    if source is not None and source.is_dir():
-        return source
-    return cached_folder(release, TreePurpose.FULL)
 
 
 def project(version: str, python: str, *, targets: str = "", source: Path | None = None) -> Project:
@@ -162,7 +148,8 @@ def project(version: str, python: str, *, targets: str = "", source: Path | None
         name="torch",
         version=release.patched_version,
         sources=lambda: _sources(release, source),
-        tree=_tree(release, source),
+        # To count units in; one for overlays lacks third_party, which the typical numbers then stand for.
+        tree=source if source is not None and source.is_dir() else cached_folder(release, TreePurpose.FULL),
         patches=patches,
         python=python,
         cuda=cuda,

@@ -94,11 +94,9 @@ def _put_submodule(origin: Path, target: Path, entry: Entry) -> None:
     found = Git(origin).call("rev-parse", "HEAD", "--show-prefix") if origin.is_dir() else None
     here, _, prefix = (found.stdout.decode() if found else "").partition("\n")
     if prefix.strip() or here != entry.blob:
-        raise SourceError(
-            f"the submodule {entry.path} is not checked out at {entry.blob[:12]}",
-            cause=f"{origin} has {here[:12] or 'nothing'}" if not prefix.strip() else f"{origin} is empty",
-            remedy="run `git submodule update --init --recursive` in the source, or let upstream's be cloned",
-        )
+        what = f"the submodule {entry.path} is not checked out at {entry.blob[:12]}"
+        remedy = "run `git submodule update --init --recursive` in the source, or let upstream's be cloned"
+        raise SourceError(what, remedy=remedy)
     paths.clear(target)
     shutil.copytree(origin, target, symlinks=True, ignore=shutil.ignore_patterns(".git"))
 

@@ -26,11 +26,8 @@ def _check_owner(inputs: Inputs, objects: tuple[Object, ...]) -> None:
     cuda = every & defined(inputs.lib / "libtorch_cuda.so").keys()
     wrong = [unit for unit, mine in own.items() if len(mine & theirs) > len(mine & cuda)]
     if wrong:
-        raise NeedsFullBuildError(
-            f"units of libtorch_python cannot be in an overlay: {', '.join(wrong)}",
-            cause="the Python bindings are compiled once per Python version",
-            remedy="take the change out of the patches, or make a full build",
-        )
+        what = f"units of libtorch_python cannot be in an overlay: {', '.join(wrong)}"
+        raise NeedsFullBuildError(what, remedy="take the change out of the patches, or make a full build")
 
 
 def _changed_headers(inputs: Inputs) -> str:

@@ -71,7 +71,7 @@ def check_complete(inputs: Inputs, overlay: Path, units: Sequence[Object]) -> Ch
     """Check that the overlay replaces units completely: it defines every exported symbol of the stock units."""
     missing = half_replaced(inputs, overlay, units)
     replaced = replaced_symbols(inputs, overlay)
-    spelt = sorted(demangle(missing).values()) if missing else []
+    spelt = sorted(demangle(missing).values())
     detail = f"missing: {', '.join(spelt)}" if spelt else f"{len(replaced)} exported symbols, all of them replaced"
     return Check("every exported symbol of the stock units is defined by the overlay", not missing, detail)
 
@@ -116,7 +116,7 @@ def check_exports_nothing_new(inputs: Inputs, overlay: Path, units: Sequence[Obj
     """List strong exports that stock does not have; they can only come from the patches and are not refused."""
     stock = _exports(inputs, inputs.replaceable)
     new = {name for name, item in exported(overlay).items() if item.strong and name not in stock}
-    spelt = sorted(demangle(new).values()) if new else []
+    spelt = sorted(demangle(new).values())
     return Check("exports beyond stock", True, ", ".join(spelt) or f"none from {counted(len(units), 'unit')}")
 
 
@@ -133,8 +133,5 @@ def require(checks: Sequence[Check]) -> None:
     """Raise OverlayCheckError, which lists the failed checks, if there are any."""
     failed = [check for check in checks if not check.passed]
     if failed:
-        raise OverlayCheckError(
-            "the overlay fails its checks:\n" + "\n".join(f"- {check.name}: {check.detail}" for check in failed),
-            cause="wheel, sources and series do not fit together",
-            remedy="read the log; dist/ is unchanged",
-        )
+        lines = "".join(f"\n- {check.name}: {check.detail}" for check in failed)
+        raise OverlayCheckError(f"the overlay fails its checks:{lines}", remedy="read the log; dist/ is unchanged")

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+import tempfile
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 
+from build.console import InFlight, note, progress
 from build.errors import CompileError, NeedsFullBuildError
 from build.overlay import differing, reach
 from build.overlay.model import Inputs, Object
-from build.overlay.pool import Pool, compiling
+from build.overlay.objects import compile_one, jobs, override_headers
 from build.overlay.symbols import defined, demangle, exported, names, scoped_name, undefined
+from build.process import run_together
 
 #: Units that are added since they use hidden symbols of others, before giving up.
 _MOST_USERS = 12
@@ -71,25 +75,56 @@ def hidden_needs(inputs: Inputs, objects: Iterable[Path]) -> frozenset[str]:
     return frozenset(item.name for item in found if item.size and not item.standard)
 
 
-def _spelt(symbols: Collection[str]) -> dict[str, str]:
-    return demangle(symbols) if symbols else {}
+class Pool:
+    """The units that have been compiled, or do not compile: at once, each of them once and the biggest first."""
+
+    def __init__(self, inputs: Inputs, overrides: Path, shown: InFlight) -> None:
+        self.inputs, self._overrides, self._shown = inputs, overrides, shown
+        self.definers = Definers(inputs.tree)
+        self._made = dict[str, Object]()
+        self._failed = dict[str, CompileError]()
+
+    def compile(self, units: Mapping[str, str]) -> tuple[Object, ...]:
+        """Return the objects of `units` (path to reason).
+
+        Raises:
+            CompileError: a unit does not compile; the message has the compiler's last lines.
+        """
+        new = [unit for unit in units if unit not in self._made]
+        new.sort(key=lambda unit: -(self.inputs.tree / unit).stat().st_size)
+        self._shown.expect(len(new))
+        if new:
+            tasks = [partial(self._compile, unit) for unit in new]
+            self._made |= {item.unit: item for item in run_together(tasks, jobs(self.inputs.jobs), grace=0)}
+        return tuple(replace(self._made[unit], why=why) for unit, why in units.items())
+
+    def _compile(self, unit: str) -> Object:
+        if unit in self._failed:
+            raise self._failed[unit]
+        try:
+            item = compile_one(self.inputs, unit, self._overrides, self._shown)
+        except CompileError as error:
+            self._failed[unit] = error
+            raise
+        note(f"{unit}: {f'{item.seconds:.1f} s' if item.seconds else 'unchanged, reused'}")
+        self._shown.advance()
+        return item
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """Inputs of the search for further units."""
+@contextmanager
+def compiling(inputs: Inputs) -> Iterator[Pool]:
+    """Yield a pool with as many compilers as cores and memory allow; its objects stay when the block ends."""
+    with tempfile.TemporaryDirectory(prefix="overrides-") as scratch, progress() as bar:
+        override_headers(inputs, Path(scratch))
+        yield Pool(inputs, Path(scratch), InFlight(bar, "compiling", 0, "units"))
 
-    inputs: Inputs
-    pool: Pool
-    definers: Definers
 
-
-def _definer(work: _Work, symbol: str, demangled: str, have: Collection[str], why: str) -> Object:
+def _definer(pool: Pool, symbol: str, demangled: str, have: Collection[str], why: str) -> Object:
     """Return the compiled unit that defines one hidden symbol: the text only suggests it, the object proves it."""
     tried: list[str] = []
-    for unit in (unit for unit in work.definers.of(demangled) if unit not in have):
+    for unit in (unit for unit in pool.definers.of(demangled) if unit not in have):
         try:
-            (made,) = work.pool.compile({unit: why})
+            (made,) = pool.compile({unit: why})
         except CompileError as error:
             last = (error.cause.splitlines() or [""])[-1]
             tried.append(f"{unit} was tried and does not compile: {last}\n{error.remedy}")
@@ -97,12 +132,10 @@ def _definer(work: _Work, symbol: str, demangled: str, have: Collection[str], wh
         if symbol in names(made.path).defined:
             return made
         tried.append(f"{unit} was tried and does not define it")
-    raise CompileError(
-        f"the overlay needs {demangled}, which the official wheel does not export",
-        cause="\n".join([f"no unit of the tree defines {symbol}, which is hidden in the wheel's libraries", *tried]),
-        remedy="do what the cause says of a unit that does not compile; or name the unit that defines it under "
-        "`extra_units` of the release in build/releases.toml",
-    )
+    why = "\n".join([f"no unit of the tree defines {symbol}, which is hidden in the wheel's libraries", *tried])
+    remedy = "do what the cause says of a unit that does not compile; or name the one that defines it: `extra_units`"
+    what = f"the overlay needs {demangled}, which the official wheel does not export"
+    raise CompileError(what, cause=why, remedy=remedy)
 
 
 def compile_closure(inputs: Inputs) -> tuple[Object, ...]:
@@ -117,23 +150,22 @@ def compile_closure(inputs: Inputs) -> tuple[Object, ...]:
     """
     units = dict(inputs.units)
     units |= {unit.path: unit.reason for unit in inputs.release.extra_units if unit.path not in units}
-    definers = Definers(inputs.tree)
     with compiling(inputs) as pool:
-        work, done = _Work(inputs, pool, definers), {item.unit: item for item in pool.compile(units)}
-        _add_needed(work, done)
+        done = {item.unit: item for item in pool.compile(units)}
+        _add_needed(pool, done)
         if not inputs.release.series:
-            _add_users(work, done)
+            _add_users(pool, done)
     return tuple(done.values())
 
 
-def _add_users(work: _Work, done: dict[str, Object]) -> None:
+def _add_users(pool: Pool, done: dict[str, Object]) -> None:
     """Add the units whose stock code uses hidden symbols of those of `done`, and what they need in turn."""
     for _ in range(_MOST_USERS):
-        if not (found := _concerned(work.inputs, done)):
+        if not (found := _concerned(pool.inputs, done)):
             return
-        _add_user(work, done, found)
-        _add_needed(work, done)
-    _refuse_users(_concerned(work.inputs, done))
+        _add_user(pool, done, found)
+        _add_needed(pool, done)
+    _refuse_users(_concerned(pool.inputs, done))
 
 
 def _concerned(inputs: Inputs, done: Mapping[str, Object]) -> dict[str, frozenset[str]]:
@@ -143,30 +175,23 @@ def _concerned(inputs: Inputs, done: Mapping[str, Object]) -> dict[str, frozense
     return {name: callers for name, callers in found.items() if name not in same}
 
 
-def _add_needed(work: _Work, done: dict[str, Object]) -> None:
+def _add_needed(pool: Pool, done: dict[str, Object]) -> None:
     """Add the units that define hidden symbols which those of `done` need."""
-    while needs := hidden_needs(work.inputs, [item.path for item in done.values()]):
+    while needs := hidden_needs(pool.inputs, [item.path for item in done.values()]):
         symbol = min(needs)
         spelt = demangle([symbol])[symbol]
-        found = _definer(work, symbol, spelt, done, f"defines {spelt}, which stock does not export")
+        found = _definer(pool, symbol, spelt, done, f"defines {spelt}, which stock does not export")
         done[found.unit] = found
 
 
-def _fewest_users(found: Mapping[str, frozenset[str]]) -> tuple[str, dict[str, str]]:
-    """Return the hidden symbol with the fewest users, and these with their plain names, likely ones first."""
-    symbol, users = min(found.items(), key=lambda item: (len(item[1]), item[0]))
-    spelt = _spelt([symbol, *users])
-    ordered = sorted(users, key=lambda name: (spelt[name].startswith("std::"), len(name)))
-    return spelt[symbol], {name: spelt[name] for name in ordered}
-
-
-def _add_user(work: _Work, done: dict[str, Object], found: Mapping[str, frozenset[str]]) -> None:
+def _add_user(pool: Pool, done: dict[str, Object], found: Mapping[str, frozenset[str]]) -> None:
     """Add a unit whose stock code uses hidden symbols of those of `done`, and would not see the overlay's."""
-    symbol, users = _fewest_users(found)
+    symbol, users = min(found.items(), key=lambda item: (len(item[1]), item[0]))
+    spelt = demangle([symbol, *users])
     tried: list[str] = []
-    for user, plain in users.items():
+    for user in sorted(users, key=lambda name: (spelt[name].startswith("std::"), len(name))):
         try:
-            made = _definer(work, user, plain, done, f"uses {symbol}, which stock does not export")
+            made = _definer(pool, user, spelt[user], done, f"uses {spelt[symbol]}, which stock does not export")
         except CompileError as error:
             tried += error.cause.splitlines()[1:]
             continue

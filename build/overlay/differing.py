@@ -58,10 +58,6 @@ def _edges(objects: Iterable[Reaches], private: Mapping[str, list[Part]]) -> Ite
                     yield source, part
 
 
-def _parts_of(path: Path, name: str, private: Mapping[str, list[Part]]) -> set[Part]:
-    return {*private.get(name, ()), *read(path).local.get(name, ())}
-
-
 def reaching(paths: Iterable[Path], shared: Container[str], wanted: Mapping[Path, Collection[str]]) -> frozenset[str]:
     """Return the names that reach a variable of the overlay's own, or one of the functions and constants `wanted`.
 
@@ -74,8 +70,10 @@ def reaching(paths: Iterable[Path], shared: Container[str], wanted: Mapping[Path
     private, back = _definitions(objects, shared), defaultdict[Part, set[Part]](set)
     for source, part in _edges(objects, private):
         back[part].add(source)
-    found = {part for path, every in wanted.items() for name in every for part in _parts_of(path, name, private)}
-    found |= {part for part in back if part.written}
+    found = {part for part in back if part.written}
+    for path, every in wanted.items():
+        for name in every:
+            found |= {*private.get(name, ()), *read(path).local.get(name, ())}
     waiting = list(found)
     while waiting:
         more = back[waiting.pop()] - found
@@ -134,8 +132,7 @@ def require_effect(inputs: Inputs) -> None:
     if units := [unit for unit, unchanged in zip(changed, found, strict=True) if unchanged]:
         raise PatchError(
             f"the patch has no effect in the wheel on {', '.join(units)}",
-            cause="what the compiler gets of it is the same with the patch and without: the change is in code that "
-            "these wheels are built without, such as that for another device",
+            cause="what the compiler gets is the same without it: code that these wheels are built without",
             remedy="take the change out of the patch; or say how the wheel was built: --define NAME=1",
         )
 
@@ -195,15 +192,6 @@ def _changed(inputs: Inputs, item: Object) -> tuple[str, str]:
     return inputs.originals.get(item.unit, new), new
 
 
-def _by_macros(inputs: Inputs, objects: Collection[Object]) -> dict[Path, set[str]]:
-    """Return what the patch concerns of changed units once their macros are expanded, by object."""
-    pairs = {item.path: (item, *_changed(inputs, item)) for item in objects}
-    changed = [item for item, old, new in pairs.values() if old != new]
-    if inputs.stock is None:
-        return {}
-    return {item.path: _differing(item, *expanded(inputs, inputs.stock, item.unit)) for item in changed}
-
-
 def same(inputs: Inputs, objects: Collection[Object], wanted: Collection[str]) -> frozenset[str]:
     """Return those of the hidden symbols `wanted` that are functions and whose stock copy does the same.
 
@@ -217,8 +205,10 @@ def same(inputs: Inputs, objects: Collection[Object], wanted: Collection[str]) -
     candidates = functions.intersection(wanted).difference(*differing.values())
     if not candidates:
         return frozenset()
-    for path, more in _by_macros(inputs, objects).items():
-        differing[path] |= more
+    for item in objects:  # and what it concerns once macros are expanded
+        old, new = _changed(inputs, item)
+        if old != new and inputs.stock is not None:
+            differing[item.path] |= _differing(item, *expanded(inputs, inputs.stock, item.unit))
     candidates.difference_update(*differing.values())
     shared = frozenset[str]().union(*(exported(inputs.lib / name).keys() for name in inputs.replaceable))
     return frozenset(candidates - reaching([item.path for item in objects], shared, differing))

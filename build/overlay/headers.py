@@ -161,10 +161,6 @@ def _probe(inputs: Inputs, header: str, overrides: Path, target: Path) -> dict[s
     return read_types(target)
 
 
-def _probed(inputs: Inputs, header: str, overrides: Path) -> dict[str, Layout]:
-    return with_submodules(inputs, lambda given: _probe(given, header, overrides, overrides / "probe"))
-
-
 def _layouts(inputs: Inputs, header: str) -> list[str]:
     """Return the types that have another layout with the patched headers than with the wheel's."""
     with tempfile.TemporaryDirectory(prefix="layouts-") as scratch:
@@ -172,8 +168,9 @@ def _layouts(inputs: Inputs, header: str) -> list[str]:
         for folder in folders:
             folder.mkdir()
         override_headers(inputs, folders[1])
-        probes = [partial(_probed, inputs, header, folder) for folder in folders]
-        before, after = run_together(probes, jobs(inputs.jobs))
+        probes = [partial(_probe, header=header, overrides=folder, target=folder / "probe") for folder in folders]
+        tasks = [partial(with_submodules, inputs, probe) for probe in probes]
+        before, after = run_together(tasks, jobs(inputs.jobs))
     return differences(before, after)
 
 

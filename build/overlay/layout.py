@@ -94,18 +94,9 @@ def includers(tree: Path) -> dict[str, set[str]]:
         for path in (tree / root).rglob("*"):
             if path.suffix in (*_HEADERS, *_UNITS, *more) and path.is_file():
                 for name in pattern.findall(path.read_bytes()):
-                    by_header[_end(name.decode("utf-8", "replace"))].add(str(path.relative_to(tree)))
+                    end = _UP.split(name.decode("utf-8", "replace"))[-1].lstrip("/")
+                    by_header[end].add(str(path.relative_to(tree)))
     return by_header
-
-
-def _end(name: str) -> str:
-    return _UP.split(name)[-1].lstrip("/")
-
-
-def _ends(header: str) -> list[str]:
-    """Return all ends of a header's path: an `#include` can name it by each of them."""
-    parts = header.split("/")
-    return ["/".join(parts[place:]) for place in range(len(parts))]
 
 
 def units_including(by_header: Mapping[str, set[str]], header: str) -> frozenset[str]:
@@ -113,7 +104,9 @@ def units_including(by_header: Mapping[str, set[str]], header: str) -> frozenset
     seen: set[str] = set()
     todo = [header]
     while todo:
-        including = {path for end in _ends(todo.pop()) for path in by_header.get(end, ())}
+        parts = todo.pop().split("/")  # an `#include` can name it by each end of its path
+        ends = ("/".join(parts[place:]) for place in range(len(parts)))
+        including = {path for end in ends for path in by_header.get(end, ())}
         for includer in including - seen:
             seen.add(includer)
             if is_header(includer):

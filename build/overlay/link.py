@@ -86,16 +86,12 @@ def handler_registration(objects: Sequence[Object]) -> str:
         OverlayCheckError: the objects register something else that stock has registered.
     """
     reached = at_load(item.path for item in objects)
-    spelt = demangle(reached) if reached else {}
+    spelt = demangle(reached)
     # An instance of a template has its return type before its name.
     unsafe = sorted(name for name in spelt.values() if any(name.startswith(it) or f" {it}" in name for it in _UNSAFE))
     if unsafe := [name for name in unsafe if not name.startswith("c10::Registry<") or ">::Register(" in name]:
-        raise OverlayCheckError(
-            f"the overlay would register twice: {', '.join(unsafe)}",
-            cause="a unit in the overlay registers a name when it is loaded, and stock has already registered it",
-            remedy="move the change to a unit without registrations: functions that a registration calls can be "
-            "elsewhere; or make a full build",
-        )
+        what = f"the overlay would register again, when it is loaded, what stock has: {', '.join(unsafe)}"
+        raise OverlayCheckError(what, remedy="move the change to a unit without registrations, or make a full build")
     return next((symbol for symbol, name in spelt.items() if name.startswith(_HANDLER)), "")
 
 
@@ -126,23 +122,9 @@ def _handlers(inputs: Inputs, objects: Sequence[Object], symbol: str, folder: Pa
     real = ["-DOWN_REGISTRY"] if own else [f'-DHOME="{home}"', f'-DREGISTER_HANDLER="{symbol}"']
     line: list[str | Path] = [inputs.toolchain.cxx, *code_flags(inputs.release), *path_flags(inputs, folder)]
     line += [f"-ffile-prefix-map={_HANDLERS.parent}=multiworld", *real, "-c", _HANDLERS, "-o", target]
-    make(
-        line,
-        "the registration of handlers does not compile against this release",
-        remedy=f"adapt build/overlay/native/{_HANDLERS.name} to the release's headers, or make a full build",
-    )
+    remedy = f"adapt build/overlay/native/{_HANDLERS.name} to the release's headers, or make a full build"
+    make(line, "the registration of handlers does not compile against this release", remedy=remedy)
     return target
-
-
-def _importers(inputs: Inputs) -> tuple[str, ...]:
-    return (*_IMPORTERS, *([PYTHON] if inputs.per_python else []))
-
-
-def _imports(inputs: Inputs, prefixes: tuple[str, ...]) -> list[Export]:
-    """Return what the wheel's libraries import under `prefixes`, one of each name."""
-    every = (item for name in _importers(inputs) for item in dynamic(inputs.lib / name, "U"))
-    found = {item.name: item for item in every if item.name.startswith(prefixes)}
-    return [Export(name, "FUNC", found[name].version) for name in sorted(found)]
 
 
 def _bindings(inputs: Inputs, objects: Iterable[Path], folder: Path) -> Path:
@@ -161,14 +143,15 @@ def _bindings(inputs: Inputs, objects: Iterable[Path], folder: Path) -> Path:
 
 
 def _import_stubs(inputs: Inputs, folder: Path) -> list[Path]:
-    """Make the stubs in `folder`, under the sonames that the wheel's libraries need."""
-    sonames = {name for library in _importers(inputs) for name in needed(inputs.lib / library)}
-    return [
-        stub(inputs.toolchain, soname, _imports(inputs, prefixes), folder)
-        for stem, prefixes in _PREFIXES.items()
-        for soname in sorted(sonames)
-        if soname.startswith(stem)
-    ]
+    """Make stubs in `folder`, under the sonames that the wheel's libraries need, of what these import from each."""
+    importers = [inputs.lib / name for name in (*_IMPORTERS, *([PYTHON] if inputs.per_python else []))]
+    sonames = sorted({name for library in importers for name in needed(library)})
+    imported = {item.name: item for library in importers for item in dynamic(library, "U")}
+    stubs = []
+    for stem, prefixes in _PREFIXES.items():
+        found = [Export(name, "FUNC", imported[name].version) for name in sorted(imported) if name.startswith(prefixes)]
+        stubs += [stub(inputs.toolchain, soname, found, folder) for soname in sonames if soname.startswith(stem)]
+    return stubs
 
 
 def _command(inputs: Inputs, objects: Sequence[Path], folder: Path, target: Path) -> list[str | Path]:
@@ -198,11 +181,8 @@ def link(inputs: Inputs, objects: Sequence[Object], target: Path) -> Path:
         files = [item.path for item in objects]
         if symbol:  # the last one: its initialiser follows those of the units
             files = [*_redirected(objects, symbol, Path(scratch)), _handlers(inputs, objects, symbol, Path(scratch))]
-        make(
-            _command(inputs, files, Path(scratch), part),
-            "the overlay does not link against the official wheel",
-            remedy="an undefined symbol means a unit is missing (extra_units in build/releases.toml) "
-            "or the sources are not those of the wheel",
-        )
+        command = _command(inputs, files, Path(scratch), part)
+        remedy = "for an undefined symbol, name its unit, `extra_units` in build/releases.toml; or check the sources"
+        make(command, "the overlay does not link against the official wheel", remedy=remedy)
     target.chmod(0o755)
     return target

@@ -148,7 +148,6 @@ def _require_decided(inputs: Inputs, unit: str, includes: Iterable[str] = ()) ->
         names, what = ", ".join(open_macros), "includes headers that test" if headers else "tests"
         raise CompileError(
             f"{unit} {what} macros that the release sets under conditions: {names}",
-            cause=f"the wheel was built with {names} or without, and another build differs from it",
             remedy="say it for each: --define NAME=1 or --define NAME=0; `torch.__config__.show()` helps to know",
         )
 
@@ -158,11 +157,8 @@ def _require_own_flags(inputs: Inputs, unit: str) -> None:
     decided = [*inputs.defines, *(flag.removeprefix("-D") for flag in unit_flags(inputs, unit))]
     if lacking := inputs.owners.flags_of(unit, decided):
         only_macros = all(flag.startswith("-D") for flag in lacking.split())
-        raise CompileError(
-            f"{unit} would be compiled without flags that the release gives it alone: {lacking}",
-            cause="caffe2/CMakeLists.txt sets them for this file, and build/releases.toml does not",
-            remedy=_SAY_MACROS if only_macros else _NOT_MACROS,
-        )
+        what = f"{unit} would be compiled without flags that caffe2/CMakeLists.txt gives it alone: {lacking}"
+        raise CompileError(what, remedy=_SAY_MACROS if only_macros else _NOT_MACROS)
 
 
 def compile_failure(inputs: Inputs, unit: str, done: Completed) -> CompileError:
@@ -261,9 +257,8 @@ def compile_one(inputs: Inputs, unit: str, overrides: Path, shown: InFlight) -> 
     if ready := _cached(folder, inputs):
         return ready
     with locked(folder, f"the object of {unit}"), shown.on(Path(unit).name):
-        made = _cached(folder, inputs) or with_submodules(
-            inputs, lambda given: _compile(given, unit, overrides, folder)
-        )
+        made = _cached(folder, inputs)
+        made = made or with_submodules(inputs, lambda given: _compile(given, unit, overrides, folder))
         leases.take(folder)
         return made
 

@@ -128,11 +128,8 @@ def read(tree: Path, lists: str | None = None) -> Owners:
     """
     if lists is None:
         if not (tree / LISTS).is_file():
-            raise SourceError(
-                f"the source tree has no {LISTS}, which names the library of each unit",
-                cause="only some folders of a checkout were copied",
-                remedy="name a tree with the files of its top level, too: --source CHECKOUT@TAG",
-            )
+            what = f"the source tree has no {LISTS}, which names the library of each unit"
+            raise SourceError(what, remedy="name a tree with the files of its top level, too: --source CHECKOUT@TAG")
         lists = (tree / LISTS).read_text(encoding="utf-8")
     found = listed(lists)
     places = [tree / "CMakeLists.txt", tree / _CMAKE, *sorted((tree / "cmake").glob("*.cmake"))]

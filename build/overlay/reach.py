@@ -18,7 +18,7 @@ from elftools.elf.elffile import ELFFile
 
 from build.overlay.checks import spans
 from build.overlay.model import Inputs, Object
-from build.overlay.symbols import Symbol, defined, demangle, exported, functions, names
+from build.overlay.symbols import defined, demangle, exported, functions, names
 from build.overlay.toolchain import make
 from build.process import run
 
@@ -37,18 +37,6 @@ def _code(library: Path) -> list[str]:
 def _whole(name: str) -> str:
     """Return the name of the function that a symbol is a part of, such as its cold part."""
     return _PART.sub("", name) if "." in name else name
-
-
-def _scanner(inputs: Inputs, folder: Path) -> Path:
-    target = folder / "uses"
-    command: list[str | Path] = [inputs.toolchain.cxx, "-x", "c", "-std=gnu11", "-O2", _SCANNER, "-o", target]
-    make(command, f"{_SCANNER.name} does not compile", remedy="set CXX to another compiler")
-    return target
-
-
-def _by_address(symbols: Iterable[Symbol]) -> dict[int, str]:
-    """Return the hidden symbols among `symbols` by address."""
-    return {item.address: item.name for item in symbols if item.kind in "tdbr"}
 
 
 def _users(
@@ -82,11 +70,14 @@ def users(inputs: Inputs, objects: Iterable[Object]) -> dict[str, frozenset[str]
     strong = set[str]().union(*(names(item.path).of_kind("TDBR") for item in objects))
     found: dict[str, set[str]] = defaultdict(set)
     with tempfile.TemporaryDirectory(prefix="uses-") as scratch:
-        scanner = _scanner(inputs, Path(scratch))
+        scanner = Path(scratch) / "uses"
+        command: list[str | Path] = [inputs.toolchain.cxx, "-x", "c", "-std=gnu11", "-O2", _SCANNER, "-o", scanner]
+        make(command, f"{_SCANNER.name} does not compile", remedy="set CXX to another compiler")
         for name in inputs.replaceable:
             library = inputs.lib / name
             hidden = (strong & defined(library).keys()) - exported(library).keys()
-            if wanted := _by_address(defined(library)[name] for name in hidden):
+            found_there = (defined(library)[name] for name in hidden)
+            if wanted := {item.address: item.name for item in found_there if item.kind in "tdbr"}:
                 ranges = spans(objects, exported(library))
                 for symbol, callers in _users(library, scanner, wanted, own, ranges).items():
                     found[symbol] |= callers
@@ -95,7 +86,7 @@ def users(inputs: Inputs, objects: Iterable[Object]) -> dict[str, frozenset[str]
 
 def spelt(found: Mapping[str, frozenset[str]]) -> list[str]:
     """Return one line for each hidden symbol: who uses it."""
-    plain = demangle({*found, *(user for callers in found.values() for user in callers)}) if found else {}
+    plain = demangle({*found, *(user for callers in found.values() for user in callers)})
     return [
         f"{plain[symbol]} is used by {', '.join(sorted(plain[user] for user in callers)[:3])}"
         + (f" and {len(callers) - 3} more" if len(callers) > 3 else "")

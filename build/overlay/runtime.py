@@ -135,11 +135,8 @@ def stub(toolchain: Toolchain, soname: str, chosen: list[Export], folder: Path) 
     script.write_text(_script(chosen), encoding="ascii")
     versions = [f"-Wl,--version-script={script}"] if script.stat().st_size else []
     line: list[str | Path] = [toolchain.cxx, "-x", "assembler", "-shared", "-nostdlib", f"-Wl,-soname,{soname}"]
-    make(
-        [*line, *versions, source, "-o", target],
-        f"the import stub of {soname} cannot be made",
-        remedy="read the whole command in the log, and set CXX to a compiler that can link a shared library",
-    )
+    line += [*versions, source, "-o", target]
+    make(line, f"the import stub of {soname} cannot be made", remedy="set CXX to a compiler that links libraries")
     return target
 
 
@@ -151,11 +148,8 @@ def _compat(toolchain: Toolchain, folder: Path) -> Path:
         line: list[str | Path] = [toolchain.cxx, "-x", "c", "-std=gnu11", "-O2", "-fPIC", "-c", source, "-o", target]
         line.append(f"-ffile-prefix-map={_COMPAT}=multiworld")
         make(line, f"{source.name} does not compile", remedy="set CXX to another compiler")
-    make(
-        ["ar", "rcsD", archive, *objects],
-        "the archive of compatible functions cannot be made",
-        remedy="update binutils",
-    )
+    command: list[str | Path] = ["ar", "rcsD", archive, *objects]
+    make(command, "the archive of compatible functions cannot be made", remedy="update binutils")
     return archive
 
 
@@ -164,13 +158,6 @@ def _file(toolchain: Toolchain, name: str) -> Path | None:
     done = run_compiler([toolchain.cxx, f"-print-file-name={name}"], timeout=30)
     path = Path(done.stdout.decode().strip())
     return path if path.is_absolute() and path.is_file() else None
-
-
-def _key(toolchain: Toolchain, limit: dict[str, tuple[int, ...]], system: Iterable[Path]) -> str:
-    """Return a digest of all that decides what `prepare` makes."""
-    files = (Path(__file__), *sorted(_COMPAT.iterdir()), *system)
-    parts = [toolchain.identity, repr(sorted(limit.items())), *map(sha256_of, files)]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
 def _fill(toolchain: Toolchain, limit: dict[str, tuple[int, ...]], system: dict[str, Path], folder: Path) -> None:
@@ -192,7 +179,9 @@ def prepare(toolchain: Toolchain, libraries: Iterable[Path]) -> list[str | Path]
     """
     limit = ceiling(libraries)
     system = {name: path for name in _SYSTEM if (path := _file(toolchain, name))}
-    place = cache("runtime") / _key(toolchain, limit, system.values())
+    files = (Path(__file__), *sorted(_COMPAT.iterdir()), *system.values())
+    parts = [toolchain.identity, repr(sorted(limit.items())), *map(sha256_of, files)]
+    place = cache("runtime") / hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     folder = built(place, "the libraries that overlays are linked against", partial(_fill, toolchain, limit, system))
     stubs = [folder / name for name in system]
     return ["-nodefaultlibs", "-Wl,--as-needed", *stubs, folder / _ARCHIVE, *stubs, "-lgcc"]

@@ -172,6 +172,8 @@ def undefined(paths: Iterable[Path]) -> frozenset[str]:
 
 def demangle(names: Iterable[str]) -> dict[str, str]:
     ordered = sorted(set(names))
+    if not ordered:
+        return {}
     done = run(["c++filt"], stdin="\n".join(ordered).encode(), timeout=120)
     return dict(zip(ordered, done.stdout.decode("utf-8", "replace").splitlines(), strict=True))
 

@@ -101,11 +101,8 @@ def find(min_gcc: int) -> Toolchain:
     """
     named = os.environ.get("CXX")
     if named and shutil.which(named) is None:
-        raise EnvironmentUnfitError(
-            f"CXX={named} is not a program that can be run",
-            cause=f"CXX={named} in the environment names a compiler that does not exist",
-            remedy="unset CXX, or set it to the path of a C++ compiler, e.g. CXX=/usr/bin/g++",
-        )
+        remedy = "unset CXX, or set it to the path of a C++ compiler, e.g. CXX=/usr/bin/g++"
+        raise EnvironmentUnfitError(f"CXX={named} is not a program that can be run", remedy=remedy)
     found = next(filter(None, map(shutil.which, [named] if named else ["g++", "c++", "clang++"])), None)
     cxx = Path(found) if found else None
     missing = [tool for tool in ("ar", "nm", "objcopy", "readelf", "c++filt", "ld") if shutil.which(tool) is None]
@@ -118,15 +115,9 @@ def find(min_gcc: int) -> Toolchain:
     identity, dump = ask(cxx, "--version"), ask(cxx, "-dumpversion")
     major = re.match(r"\d+", dump)
     if major is None:
-        raise EnvironmentUnfitError(
-            f"{cxx} is not a working C++ compiler",
-            cause=f"`{cxx} -dumpversion` says {dump!r}, which is not a version",
-            remedy="set CXX to one that works",
-        )
+        cause = f"`{cxx} -dumpversion` says {dump!r}, which is not a version"
+        raise EnvironmentUnfitError(f"{cxx} is not a working C++ compiler", cause=cause, remedy="set CXX to another")
     if "clang" not in identity and int(major[0]) < min_gcc:
-        raise EnvironmentUnfitError(
-            f"{cxx} is version {dump}; this release needs g++ {min_gcc} or newer",
-            cause="the release's headers use C++ that older compilers do not have",
-            remedy=f"install g++-{min_gcc} or newer and set CXX to it",
-        )
+        what = f"{cxx} is version {dump}; this release needs g++ {min_gcc} or newer"
+        raise EnvironmentUnfitError(what, remedy=f"install g++-{min_gcc} or newer and set CXX to it")
     return Toolchain(cxx, identity, int(major[0]))

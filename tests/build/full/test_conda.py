@@ -121,7 +121,7 @@ def test_an_edit_is_named(edit: str, locked: Path, monkeypatch: pytest.MonkeyPat
     else:
         monkeypatch.setattr(conda, "GLIBC", "2.34")
         said, names = "what it is made from has changed", VERSIONS
-    with pytest.raises(ReleaseDataError, match="conda locks are out of date") as caught:
+    with pytest.raises(ReleaseDataError, match="locks are out of date") as caught:
         conda.check_locks()
     assert [name for name in ("12.1", "12.4") if f"cuda-{name}.conda-lock.yml: " in caught.value.cause] == [*names]
     assert said in caught.value.cause

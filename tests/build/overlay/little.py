@@ -14,9 +14,9 @@ import msgspec
 from build.anypatch.plan import Change, Limits
 from build.anypatch.plan import make as make_plan
 from build.overlay import toolchain
+from build.overlay.closure import compiling
 from build.overlay.flags import COMMON
 from build.overlay.model import Inputs, Object
-from build.overlay.pool import compiling
 from build.overlay.symbols import build_id
 from build.releases import OfficialWheel, Release, Unit
 from tests.build.overlay import little_sources as text
