@@ -103,16 +103,12 @@ def _show(report: PortReport, out: Path, state: Path, again: str) -> None:
             f"then {again} --continue; --continue --drop leaves the hunks out, --abort gives up",
         )
     if report.unreadable:
-        raise PatchError(
-            f"{len(report.unreadable)} of {len(report.patches)} patches cannot be read; the others are ported",
-            cause="\n".join(note for patch in report.unreadable for note in patch.notes),
-            remedy="get these again from where they came, or correct the lines, and run the same command",
-        )
+        what = f"{len(report.unreadable)} of {len(report.patches)} patches cannot be read; the others are ported"
+        notes = "\n".join(note for patch in report.unreadable for note in patch.notes)
+        raise PatchError(what, cause=notes, remedy="get these again, or correct the lines, and run the same command")
     if report.skipped:
-        raise NeedsHumanError(
-            f"{report.series} is not complete: {'; '.join(report.skipped)}",
-            remedy=f"write the missing patches into {out} and enter them in the manifest",
-        )
+        what = f"{report.series} is not complete: {'; '.join(report.skipped)}"
+        raise NeedsHumanError(what, remedy=f"write the missing patches into {out} and enter them in the manifest")
 
 
 def _line(item: HunkVerdict, hunks: str) -> str:

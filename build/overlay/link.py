@@ -90,7 +90,7 @@ def handler_registration(objects: Sequence[Object]) -> str:
     # An instance of a template has its return type before its name.
     unsafe = sorted(name for name in spelt.values() if any(name.startswith(it) or f" {it}" in name for it in _UNSAFE))
     if unsafe := [name for name in unsafe if not name.startswith("c10::Registry<") or ">::Register(" in name]:
-        what = f"the overlay would register again, when it is loaded, what stock has: {', '.join(unsafe)}"
+        what = f"the overlay would register twice: {', '.join(unsafe)}"
         raise OverlayCheckError(what, remedy="move the change to a unit without registrations, or make a full build")
     return next((symbol for symbol, name in spelt.items() if name.startswith(_HANDLER)), "")
 

@@ -49,7 +49,6 @@ class Alignment:
 
     @cached_property
     def vocabulary(self) -> frozenset[bytes]:
-        """The words of the old file."""
         return frozenset(words(self.base))
 
     @cached_property
@@ -76,7 +75,6 @@ class Alignment:
 
     @cached_property
     def fresh_counts(self) -> Counter[bytes]:
-        """The counts of these words."""
         return Counter([word for word, _ in self.fresh_words])
 
     @cached_property
@@ -152,12 +150,11 @@ def _aligned(pairs: Sequence[_Pair]) -> dict[_Pair, Alignment]:
         base_norm = [known[line] for line in base]
         normal[base, ours] = base_norm, base_norm if base == ours else [known[line] for line in ours]
     changed = {key: lines for key, lines in normal.items() if lines[0] != lines[1]}
-    files = [(_text(old), _text(new)) for old, new in changed.values()]
-    histogram, minimal = diffs(files, "histogram", "minimal")
-    agreed = {
-        key: _agreed(_map(first, len(key[0])), _map(second, len(key[0])))
-        for key, first, second in zip(changed, histogram, minimal, strict=True)
-    }
+    files = [(b"\n".join((*old, b"")), b"\n".join((*new, b""))) for old, new in changed.values()]
+    agreed = {}
+    for key, first, second in zip(changed, *diffs(files, "histogram", "minimal"), strict=True):
+        images = zip(_map(first, len(key[0])), _map(second, len(key[0])), strict=True)
+        agreed[key] = [a if a == b else -1 for a, b in images]
     return {key: _alignment(key, agreed.get(key, range(len(key[0]))), *lines) for key, lines in normal.items()}
 
 
@@ -167,14 +164,6 @@ def _alignment(pair: _Pair, to: Sequence[int], base_norm: Sequence[bytes], ours_
         if target >= 0:
             back[target] = index
     return Alignment(*pair, list(to), back, base_norm, ours_norm)
-
-
-def _text(lines: Sequence[bytes]) -> bytes:
-    return b"\n".join((*lines, b""))
-
-
-def _agreed(first: Sequence[int], second: Sequence[int]) -> list[int]:
-    return [a if a == b else -1 for a, b in zip(first, second, strict=True)]
 
 
 def _map(changes: Sequence[Change], size: int) -> list[int]:
@@ -211,22 +200,18 @@ def diffs(pairs: Sequence[tuple[bytes, bytes]], *algorithms: str) -> list[list[l
             Path(folder, name).mkdir()
             for number in differing:
                 Path(folder, name, str(number)).write_bytes(pairs[number][side])
-        return [_changes(_diff(Path(folder), algorithm), len(pairs)) for algorithm in algorithms]
+        return [_changes(Path(folder), algorithm, len(pairs)) for algorithm in algorithms]
 
 
-def _diff(folder: Path, algorithm: str) -> bytes:
-    """Return git's diffs of the files in the folders `a` and `b`."""
+def _changes(folder: Path, algorithm: str, count: int) -> list[list[Change]]:
+    """Return git's changes between the files in the folders `a` and `b`, which are called by their numbers."""
     form = ("--text", "--unified=0", "--no-renames", "--no-prefix", "--no-color", f"--diff-algorithm={algorithm}")
     done = Git(folder).call("diff", "--no-index", *form, "a", "b")
     if done.returncode not in (0, 1):
         raise SourceError("git diff failed", cause=done.tail)
-    return done.stdout
-
-
-def _changes(output: bytes, count: int) -> list[list[Change]]:
     found: list[list[Change]] = [[] for _ in range(count)]
     # A line of a file has "+" or "-" before it, so these are git's own.
-    for number, diff in _FILE.findall(output):
+    for number, diff in _FILE.findall(done.stdout):
         found[int(number)] = [_change(match) for match in _HUNK.finditer(diff)]
     return found
 

@@ -19,7 +19,7 @@ from build.git import Git
 from build.porting import Action
 from build.porting.engine import PatchPort, PatchState
 from build.porting.registry import fill_build_ids, known_release, set_series, write_entry
-from build.porting.report import PortReport, exported, from_json, report_of, reports
+from build.porting.report import PortReport, exported, report_of, reports
 from build.porting.session import BEFORE, Session, discard, waits
 from build.porting.trees import Tree, open_tree
 from build.releases import Release
@@ -135,24 +135,20 @@ def _finished(request: Request, manifest: Manifest) -> PortReport | None:
         return None
     kept = request.folder / request.release / JSON
     if not kept.is_file():
-        raise UsageError(
-            f"{request.series} has its patches for {request.release}, written by hand",
-            remedy="--again ports again and replaces them",
-        )
+        what = f"{request.series} has its patches for {request.release}, written by hand"
+        raise UsageError(what, remedy="--again ports again and replaces them")
     known = releases.load().get(request.release)
     if known is None or request.series not in known.series:
         return None  # the port was interrupted at its end: go on
     step(f"{request.series} has its patches for {request.release} already; --again ports again")
-    return from_json(kept.read_bytes())
+    return msgspec.json.decode(kept.read_bytes(), type=PortReport)
 
 
 def _origin(request: Request, manifest: Manifest) -> str:
     whole = [name for name, entry in manifest.release.items() if entry.patches and not entry.missing]
     if request.origin and request.origin not in whole:
-        raise UsageError(
-            f"{request.series} has no complete patches for {request.origin}",
-            remedy=f"--from one of: {', '.join(whole) or '(no release is complete)'}",
-        )
+        remedy = f"--from one of: {', '.join(whole) or '(no release is complete)'}"
+        raise UsageError(f"{request.series} has no complete patches for {request.origin}", remedy=remedy)
     others = [name for name in releases.nearest(request.release, whole) if name != request.release]
     if not others:
         raise UsageError(f"{request.series} is complete for no other release, so there is nothing to port")
@@ -162,9 +158,8 @@ def _origin(request: Request, manifest: Manifest) -> str:
 def choose(folder: Path, manifest: Manifest, origin: str, release: str) -> Chosen:
     known = manifest.release.get(release)
     # What an earlier port found upstream is looked for again: it is a finding, not a decision.
-    skipped = tuple(
-        item for item in (known.not_applicable if known else ()) if not item.reason.startswith(ALREADY_THERE)
-    )
+    decided = known.not_applicable if known else ()
+    skipped = tuple(item for item in decided if not item.reason.startswith(ALREADY_THERE))
     wanted = [p.id for p in manifest.patch if p.covers(release) and p.id not in {item.id for item in skipped}]
     files = manifests.patch_paths(folder, manifest, origin)
     patches = {name: read(file) for name, file in files.items() if name in wanted}

@@ -11,7 +11,6 @@ from functools import partial
 from itertools import zip_longest
 
 from build.porting import companions
-from build.porting.companions import Place
 from build.porting.fileport import ChangePort, Context, Files, port_change, prepare
 from build.porting.markers import Labels
 from build.porting.moved_files import Finder
@@ -89,8 +88,8 @@ def _port_patch(ctx: Context, patch: PatchFile, decided: Files | None) -> PatchP
     prepare(ctx, patch.changes)
     ports, old = _port_changes(ctx, patch)
     known = [state.data for path in patch.paths if (state := ctx.old.get(path)) is not None]
-    while more := _suspects(ctx, patch, _verdicts(ports), known):
-        ctx = replace(ctx, suspects={**ctx.suspects, **more})
+    while (every := companions.suspects(patch, _verdicts(ports), known)).keys() - ctx.suspects.keys():
+        ctx = replace(ctx, suspects={**every, **ctx.suspects})
         ports, old = _port_changes(ctx, patch, ports)
     ctx.old.changed.update(old)
     verdicts = _verdicts(ports)
@@ -99,23 +98,9 @@ def _port_patch(ctx: Context, patch: PatchFile, decided: Files | None) -> PatchP
     if decided is not None:
         return _decided(ctx, patch, verdicts, decided)
     outcome = _state(verdicts, files, ctx.new)
-    return PatchPort(
-        patch,
-        outcome,
-        verdicts,
-        files,
-        marked if outcome is PatchState.NEEDS_HUMAN else {},
-        identical and all(item.verdict is Verdict.CLEAN for item in verdicts),
-        _notes(patch),
-    )
-
-
-def _suspects(
-    ctx: Context, patch: PatchFile, verdicts: Sequence[HunkVerdict], known: Sequence[bytes]
-) -> dict[Place, str]:
-    """Return the placed hunks that other hunks of the patch speak against."""
-    every = companions.suspects(patch, verdicts, known)
-    return {place: why for place, why in every.items() if place not in ctx.suspects}
+    identical = identical and all(item.verdict is Verdict.CLEAN for item in verdicts)
+    marked = marked if outcome is PatchState.NEEDS_HUMAN else {}
+    return PatchPort(patch, outcome, verdicts, files, marked, identical, _notes(patch))
 
 
 def _port_changes(ctx: Context, patch: PatchFile, known: Sequence[ChangePort] = ()) -> tuple[list[ChangePort], Files]:
@@ -151,21 +136,14 @@ def _state(verdicts: Sequence[HunkVerdict], files: Files, new: Layer) -> PatchSt
 
 def _decided(ctx: Context, patch: PatchFile, verdicts: Sequence[HunkVerdict], decided: Files) -> PatchPort:
     """Return a patch as a person decided it; the evidence names the former conflict."""
-    final = tuple(
-        replace(
-            item,
-            verdict=Verdict.DRIFTED,
-            method=Method.HUMAN,
-            evidence=f"was a {item.verdict.value} ({item.evidence}); decided by hand",
-        )
-        if item.verdict.needs_human
-        else item
-        for item in verdicts
-    )
-    state = PatchState.PORTED
-    if all(ctx.new.get(path) == content for path, content in decided.items()):
-        state = PatchState.UNNEEDED
-    return PatchPort(patch, state, final, decided, notes=_notes(patch))
+    final = []
+    for item in verdicts:
+        evidence = f"was a {item.verdict.value} ({item.evidence}); decided by hand"
+        by_hand = replace(item, verdict=Verdict.DRIFTED, method=Method.HUMAN, evidence=evidence)
+        final.append(by_hand if item.verdict.needs_human else item)
+    same = all(ctx.new.get(path) == content for path, content in decided.items())
+    state = PatchState.UNNEEDED if same else PatchState.PORTED
+    return PatchPort(patch, state, tuple(final), decided, notes=_notes(patch))
 
 
 def _notes(patch: PatchFile) -> tuple[str, ...]:
@@ -179,10 +157,8 @@ def _notes(patch: PatchFile) -> tuple[str, ...]:
         return patch.mended
     if all(have >= said for have, said in zip(patch.counts, stat, strict=True)):
         return patch.mended  # it was edited: nothing is missing
-    return (
-        *patch.mended,
-        f"its diffstat says {stat} (files, insertions, deletions), its hunks are {patch.counts}: edited, or cut off?",
-    )
+    said = f"its diffstat says {stat} (files, insertions, deletions), its hunks are {patch.counts}"
+    return (*patch.mended, f"{said}: edited, or cut off?")
 
 
 def gone_since(tree: Tree, path: str) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import posixpath
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
 from build.git import Git
@@ -140,7 +139,7 @@ def _added(ctx: Context, change: FileChange) -> ChangePort:
         if why:
             marked = {path: FileState(made.mode, _two_sides(ctx.labels, b"", b"", content))}
             return _as_one(ctx, change, Verdict.CONFLICT, why, old, {}, marked)
-        if blocked := _blocked(ctx, path):
+        if blocked := next((place for place in map(str, PurePosixPath(path).parents) if ctx.new.has(place)), ""):
             text = f"{blocked} is a file in the new tree, so nothing can be below it"
             return _as_one(ctx, change, Verdict.CONFLICT, text, old)
         verdicts = whole(ctx, change, Verdict.CLEAN, hunks=_numbers(change))
@@ -150,16 +149,6 @@ def _added(ctx: Context, change: FileChange) -> ChangePort:
         return _as_one(ctx, change, Verdict.UPSTREAM, f"the new tree has {path} with {same}", old)
     marked = {path: FileState(current.mode, _two_sides(ctx.labels, current.data, b"", content))}
     return _as_one(ctx, change, Verdict.CONFLICT, f"the new tree has another {path} already", old, {}, marked)
-
-
-def _blocked(ctx: Context, path: str) -> str:
-    """Return the file or link of the new tree where `path` needs a folder; empty if there is none."""
-    folder = posixpath.dirname(path)
-    while folder:
-        if ctx.new.has(folder):
-            return folder
-        folder = posixpath.dirname(folder)
-    return ""
 
 
 def _two_sides(labels: Labels, ours: bytes, base: bytes, theirs: bytes) -> bytes:
@@ -286,7 +275,8 @@ def port_modified(ctx: Context, change: FileChange, source: str) -> ChangePort:
     base = ctx.old.get(source)
     numbers = range(1, len(change.hunks) + 1)
     hunks = _hunks(ctx, change, base)
-    target, moved_why = _target(ctx, source, base)
+    found = ctx.finder.renamed(source, base.data) if base and not ctx.new.has(source) else None
+    target, moved_why = found or (source if ctx.new.has(source) else None, "")
     if base is None and target is None:
         return ChangePort(whole(ctx, change, Verdict.GONE, "neither tree has this file", hunks=numbers))
     data = base.data if base else b""
@@ -324,15 +314,6 @@ def _hunks(ctx: Context, change: FileChange, base: FileState | None) -> Sequence
     ]
 
 
-def _target(ctx: Context, source: str, base: FileState | None) -> tuple[str | None, str]:
-    if ctx.new.has(source):
-        return source, ""
-    if base is None:
-        return None, ""
-    found = ctx.finder.renamed(source, base.data)
-    return found or (None, "")
-
-
 def _shared_out(
     ctx: Context, source: str, data: bytes, target: str | None, hunks: Sequence[Hunk]
 ) -> tuple[list[int], list[tuple[str, list[int], str]]]:
@@ -342,8 +323,12 @@ def _shared_out(
     here = dict.fromkeys(range(1, len(hunks) + 1))
     moved: dict[str, tuple[list[int], str]] = {}
     for placed in _located(alignment, hunks):
-        found = _elsewhere(ctx, source, alignment, placed)
-        if found is not None and _fits(ctx, data, found[0], placed.hunk):
+        away = moved_away(alignment, placed) and port_moved(alignment, placed) is None
+        found = ctx.finder.piece(source, _gone(alignment, placed)) if away else None
+        other = ctx.new.get(found[0]) if found else None
+        if found is None or other is None:
+            continue
+        if not port_text(data, other.data, [placed.hunk], ctx.labels).hunks[0].verdict.needs_human:
             del here[placed.number]
             moved.setdefault(found[0], ([], found[1]))[0].append(placed.number)
     return list(here), [(path, numbers, why) for path, (numbers, why) in moved.items()]
@@ -358,24 +343,10 @@ def _located(alignment: Alignment, hunks: Sequence[Hunk]) -> Iterator[Placed]:
             yield split(hunk, number, at)
 
 
-def _elsewhere(ctx: Context, source: str, alignment: Alignment, placed: Placed) -> tuple[str, str] | None:
-    """Return the other file that a hunk's code moved to, with the evidence."""
-    if not moved_away(alignment, placed) or port_moved(alignment, placed) is not None:
-        return None
-    return ctx.finder.piece(source, _gone(alignment, placed))
-
-
 def _gone(alignment: Alignment, placed: Placed) -> list[bytes]:
     """Return the lines in and around a hunk that the new file has not, or not there."""
     near = range(max(0, placed.start - REACH), min(len(alignment.base), placed.end + REACH))
     return [alignment.base[n] for n in near if alignment.to[n] < 0]
-
-
-def _fits(ctx: Context, data: bytes, path: str, hunk: Hunk) -> bool:
-    other = ctx.new.get(path)
-    if other is None:
-        return False
-    return not port_text(data, other.data, [hunk], ctx.labels).hunks[0].verdict.needs_human
 
 
 def _mode_after(change: FileChange, current: str) -> str:

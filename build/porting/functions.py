@@ -135,8 +135,15 @@ def port_moved(alignment: Alignment, placed: Placed) -> HunkResult | None:
     """Port a hunk to the place where its code moved; None when it did not move, or the place is uncertain."""
     if not moved_away(alignment, placed):
         return None
-    best = _best(alignment, placed)
-    return None if best is None else _within(alignment, placed, best)
+    if (there := _best(alignment, placed)) is None:
+        return None
+    start, end = _lost_run(alignment, placed)
+    result = port_hunk(
+        align(alignment.base[start:end], alignment.ours[there.start : there.stop]), shifted(placed, -start)
+    )
+    if not result.edits and result.verdict is not Verdict.UPSTREAM:
+        return None
+    return outward(result, placed, there.start, alignment, moved=True)
 
 
 def _window(alignment: Alignment, placed: Placed) -> tuple[int, int]:
@@ -177,13 +184,3 @@ def _best(alignment: Alignment, placed: Placed) -> range | None:
     if not has or has[best] < FOUND or (others and has[others[0]] > has[best] / 2):
         return None
     return best
-
-
-def _within(alignment: Alignment, placed: Placed, region: range) -> HunkResult | None:
-    """Port the hunk between the lines around it and the region they moved to."""
-    start, end = _lost_run(alignment, placed)
-    inner = align(alignment.base[start:end], alignment.ours[region.start : region.stop])
-    result = port_hunk(inner, shifted(placed, -start))
-    if not result.edits and result.verdict is not Verdict.UPSTREAM:
-        return None
-    return outward(result, placed, region.start, alignment, moved=True)

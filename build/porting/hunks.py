@@ -35,14 +35,9 @@ def port_hunk(alignment: Alignment, placed: Placed) -> HunkResult:
     result = _combine(placed, results)
     if result.verdict in {Verdict.UPSTREAM, Verdict.PARTLY}:
         return result
-    far = bool(result.edits)
-    if found := echo(alignment, placed, far=far):
-        return _echo_result(alignment, placed, result, found)
-    return result
-
-
-def _echo_result(alignment: Alignment, placed: Placed, result: HunkResult, found: Echo) -> HunkResult:
-    """Return the result of a hunk whose added code the new file seems to have."""
+    found = echo(alignment, placed, far=bool(result.edits))
+    if found is None:
+        return result
     if result.edits:
         return _echoed(alignment, placed.groups, found)
     gone = all(alignment.to[n] < 0 for n in removed_only(alignment, placed.groups))

@@ -120,9 +120,7 @@ class Finder:
 
 def alike(a: str, b: str) -> bool:
     """Return whether two paths are of one kind of file, and both or neither vendored."""
-    if a.startswith(_VENDORED) != b.startswith(_VENDORED):
-        return False
-    return bool(kind_of(a) & kind_of(b))
+    return a.startswith(_VENDORED) == b.startswith(_VENDORED) and bool(kind_of(a) & kind_of(b))
 
 
 def kind_of(path: str) -> frozenset[str]:

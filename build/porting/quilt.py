@@ -70,9 +70,7 @@ def read_series(folder: Path) -> list[Listed]:
         options = [_OPTION.fullmatch(word) for word in words[1:]]
         fault = ""
         if len(words) > 2 or None in options:
-            fault = (
-                f"series:{number}: cannot read {line.strip()!r}: only -pN may follow a name, a patch is not reversed"
-            )
+            fault = f"series:{number}: cannot read {line.strip()!r}: only -pN may follow a name"
         level = next((int(match[1]) for match in options if match), None)
         listed.append(Listed(words[0], level, fault))
     return listed

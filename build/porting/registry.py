@@ -36,15 +36,9 @@ def known_release(version: str, like: str, path: Path = releases.RELEASES_TOML) 
 
 def entry_text(facts: WheelFacts, like: Release) -> str:
     """Return the TOML of a release that is not verified by a person yet."""
-    packages = [
-        {
-            "name": package.name,
-            "version": facts.requires.get(package.name, package.version),
-            "reason": f"as in {like.version}; the wheel's own pin where it has one",
-        }
-        for package in like.header_packages
-    ]
-    version = facts.wheel.version
+    reason, version = f"as in {like.version}; the wheel's own pin where it has one", facts.wheel.version
+    pins = {item.name: facts.requires.get(item.name, item.version) for item in like.header_packages}
+    defines = (msgspec.structs.replace(item, reason=f"as in {like.version}") for item in like.defines)
     entry = {
         "version": version,
         "tag": f"v{version}",
@@ -52,10 +46,8 @@ def entry_text(facts: WheelFacts, like: Release) -> str:
         "cxx_standard": facts.cxx_standard,
         "min_gcc": like.min_gcc,
         "notes": f"Entered by regenerate-patch. Macros and header packages are those of {like.version}: not verified.",
-        "defines": [
-            msgspec.to_builtins(msgspec.structs.replace(item, reason=f"as in {like.version}")) for item in like.defines
-        ],
-        "header_packages": packages,
+        "defines": [msgspec.to_builtins(item) for item in defines],
+        "header_packages": [{"name": name, "version": pin, "reason": reason} for name, pin in pins.items()],
         "wheel": msgspec.to_builtins(facts.wheel),
     }
     return tomli_w.dumps({"release": {version: entry}})

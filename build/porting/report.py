@@ -11,6 +11,7 @@ from rich.text import Text
 
 from build.porting.engine import PatchState
 from build.porting.session import Outcome, render
+from build.record import encode
 from build.series.commits import Exported
 from build.series.manifest import JSON, MARKDOWN
 from build.series.show import LOOKS, legend, rows, verdict_table
@@ -128,15 +129,7 @@ def exported(outcome: Outcome, names: Sequence[str]) -> list[Exported]:
 
 def reports(report: PortReport) -> list[Exported]:
     """Return the files of a report."""
-    return [Exported(MARKDOWN, to_markdown(report)), Exported(JSON, to_json(report))]
-
-
-def to_json(report: PortReport) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
-
-
-def from_json(data: bytes) -> PortReport:
-    return msgspec.json.decode(data, type=PortReport)
+    return [Exported(MARKDOWN, to_markdown(report)), Exported(JSON, encode(report))]
 
 
 def summary(verdicts: Sequence[HunkVerdict]) -> str:

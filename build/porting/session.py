@@ -111,11 +111,8 @@ class Session:
         state = self._state()
         if state is not None and state.key != self._key():
             if state.resolved or (state.current and _tree_of(Git(self.repo)) != state.left):
-                raise UsageError(
-                    f"{self.repo} holds edits of another port",
-                    cause="patches or trees have changed since that port was started",
-                    remedy="end it with --abort, or go back to its patches and trees and use --continue",
-                )
+                remedy = "end it with --abort, or go back to its patches and trees and use --continue"
+                raise UsageError(f"{self.repo} holds edits of another port", remedy=remedy)
             _remove(self.folder)
             state = None
         if state is None:
@@ -188,15 +185,11 @@ class Session:
         state = read_record(self.folder / _STATE, State)
         if state is None:
             raise UsageError(f"{self.folder / _STATE} is damaged", remedy="use --abort and start again")
-        self._check_repository()
-        return state
-
-    def _check_repository(self) -> None:
-        """Refuse a checkout whose repository is gone: git would use one in a folder above, and clean that."""
+        # Without its repository, git would use one in a folder above, and clean that.
         if Git(self.repo).call("rev-parse", "--git-dir", env={_CEILING: str(self.folder)}).returncode:
-            raise UsageError(
-                f"{self.repo} is damaged: it is not a git repository", remedy="use --abort and start again"
-            )
+            what = f"{self.repo} is damaged: it is not a git repository"
+            raise UsageError(what, remedy="use --abort and start again")
+        return state
 
     def _key(self) -> str:
         return key_of(f"{self.old.commit} {self.new.commit}", self.patches)
@@ -237,19 +230,14 @@ def _take_up(git: Git, edit: Sequence[str], left: str, *, drop: bool) -> str:
         UsageError: markers are left, nothing was decided, or other files were changed without being staged.
     """
     if others := sorted(_unstaged(git) - set(edit)):
-        raise UsageError(
-            f"changed files that are not part of the conflict: {', '.join(others[:5])}",
-            cause="the checkout was edited elsewhere, or a build was run in it",
-            remedy="git add those that belong to the patch, git checkout or remove the others",
-        )
+        what = f"changed files that are not part of the conflict: {', '.join(others[:5])}"
+        raise UsageError(what, remedy="git add those that belong to the patch, git checkout or remove the others")
     for file in (git.folder / path for path in edit) if drop else ():
         if file.is_file():
             file.write_bytes(_WHOLE.sub(rb"\1", file.read_bytes()))
     if marks := [place for path in edit for place in _marks(git.folder / path, path)]:
-        raise UsageError(
-            f"conflict markers are left: {', '.join(marks[:8])}",
-            remedy="edit these places, then use --continue again (or --drop to leave the hunks out)",
-        )
+        remedy = "edit these places, then use --continue again (or --drop to leave the hunks out)"
+        raise UsageError(f"conflict markers are left: {', '.join(marks[:8])}", remedy=remedy)
     existing = [path for path in edit if (git.folder / path).exists()]
     gone = [path for path in edit if path not in existing]
     if existing:
@@ -258,11 +246,8 @@ def _take_up(git: Git, edit: Sequence[str], left: str, *, drop: bool) -> str:
         git.out("rm", "--cached", "--quiet", "--ignore-unmatch", "--", *gone)
     tree = git.line("write-tree", "--missing-ok")
     if tree == left and not drop:
-        raise UsageError(
-            "nothing was decided: the checkout is as it was left",
-            cause=f"these need an edit: {', '.join(edit)}",
-            remedy="make the change and git add it, or use --continue --drop to leave the hunks out",
-        )
+        what = f"nothing was decided: these need an edit: {', '.join(edit)}"
+        raise UsageError(what, remedy="make it and git add it, or use --continue --drop to leave the hunks out")
     return tree
 
 
@@ -317,9 +302,8 @@ def commit_ports(git: Git, base: str, ports: Sequence[PatchPort]) -> tuple[Commi
             stage(staged, port.files)
             parent = head
             if port.state in {PatchState.PORTED, PatchState.NEEDS_HUMAN}:
-                head = staged.commit(
-                    staged.line("write-tree", "--missing-ok"), port.patch.name.encode() + b"\n", parent
-                )
+                tree = staged.line("write-tree", "--missing-ok")
+                head = staged.commit(tree, port.patch.name.encode() + b"\n", parent)
             found.append(Committed(port, head, parent))
     return tuple(found)
 
@@ -351,10 +335,7 @@ def render(git: Git, item: Committed) -> bytes:
     if len(_STAT.findall(header)) == 1:
         moved = any(verdict.new_path for verdict in item.port.verdicts)
         stat = export_stat(git, item.parent, item.commit)
-        header = _STAT.sub(lambda old: old[0] if _same(old[0], stat) and not moved else stat, header)
+        counted = sorted(_CHANGED.findall(stat))
+        keeps = not moved and counted == sorted(_CHANGED.findall(_STAT.findall(header)[0]))
+        header = header if keeps else _STAT.sub(lambda _: stat, header)
     return header + export_diff(git, item.parent, item.commit)
-
-
-def _same(one: bytes, other: bytes) -> bool:
-    """Return whether two diffstats count the same."""
-    return sorted(_CHANGED.findall(one)) == sorted(_CHANGED.findall(other))

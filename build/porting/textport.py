@@ -153,12 +153,9 @@ def _conflicts(
     """Return the regions to mark; hunks placed inside one are left to the human as well."""
     final = list(results)
     while True:
-        areas = [
-            (conflict_of(alignment, placed), placed)
-            for placed, result in zip(located, final, strict=True)
-            if placed and result.verdict is Verdict.CONFLICT
-        ]
-        joined = markers.merged(areas)
+        pairs = zip(located, final, strict=True)
+        open_ones = [placed for placed, result in pairs if placed and result.verdict is Verdict.CONFLICT]
+        joined = markers.merged([(conflict_of(alignment, placed), placed) for placed in open_ones])
         inside = [
             number
             for number, result in enumerate(final)

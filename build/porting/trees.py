@@ -40,8 +40,10 @@ class Tree:
 
     def read(self, path: str) -> FileState | None:
         """Return a file, which is read once; None if the tree does not have it."""
-        if path not in self._read and (state := self._load(path)) is not None:
-            self._read[path] = state
+        if path not in self._read and (entry := self.entries.get(path)) is not None:
+            submodule = entry.mode == SUBMODULE
+            data = entry.blob.encode() if submodule else self.git.out("cat-file", "blob", entry.blob)
+            self._read[path] = FileState(entry.mode, data)
         return self._read.get(path)
 
     def preload(self, paths: Iterable[str]) -> None:
@@ -53,14 +55,6 @@ class Tree:
         """Keep files that were read, for whoever reads them next."""
         for path, data in files.items():
             self._read.setdefault(path, FileState(self.entries[path].mode, data))
-
-    def _load(self, path: str) -> FileState | None:
-        entry = self.entries.get(path)
-        if entry is None:
-            return None
-        if entry.mode == SUBMODULE:
-            return FileState(entry.mode, entry.blob.encode())
-        return FileState(entry.mode, self.git.out("cat-file", "blob", entry.blob))
 
     def read_many(self, paths: Iterable[str]) -> dict[str, bytes]:
         """Return the content of several files in one call; files missing from a partial clone are left out."""
@@ -102,11 +96,8 @@ def open_tree(spec: str, workplace: Path) -> Tree:
     """
     path, revision = split_revision(spec)
     if not path.is_dir():
-        raise SourceError(
-            f"{spec} is neither a git repository nor a folder",
-            cause="the path does not exist" if not path.exists() else "it is a file",
-            remedy="give a checkout, PATH@REV, or an unpacked source tree",
-        )
+        remedy = "give a checkout, PATH@REV, or an unpacked source tree"
+        raise SourceError(f"{spec} is neither a git repository nor a folder", remedy=remedy)
     git = repository(path.resolve())
     if git is not None:
         commit = git.resolve(revision or "HEAD")

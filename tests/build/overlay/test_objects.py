@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from build.errors import CompileError
-from build.overlay import pool
+from build.overlay import closure
 from build.overlay.model import Inputs, Object
 from build.overlay.toolchain import Toolchain
 from build.releases import Define
@@ -180,7 +180,7 @@ def test_flags_of_a_single_unit_that_are_no_macros(little: Little, tmp_path: Pat
 @pytest.mark.usefixtures("own_cache")
 def test_one_failure_ends_the_other_compilers(little: Little, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other compiler, and what it started, would run for a minute."""
-    monkeypatch.setattr(pool, "jobs", lambda _: 2)  # a machine with one core, or little memory, has one
+    monkeypatch.setattr(closure, "jobs", lambda _: 2)  # a machine with one core, or little memory, has one
     script, started = tmp_path / "slow-g++", tmp_path / "started"
     script.write_text(
         f'#!/bin/sh\ncase "$*" in *Secret*) while [ ! -e "{started}" ]; do :; done; exit 1;; esac\n'
@@ -217,7 +217,7 @@ def test_output_that_cannot_be_written_ends_the_build(
     def closed(_: str) -> None:
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
-    monkeypatch.setattr(pool, "note", closed)
+    monkeypatch.setattr(closure, "note", closed)
     given, ended = lt.inputs(little, tmp_path / "tree", {}), queue.SimpleQueue[OSError]()
 
     def compiled() -> None:

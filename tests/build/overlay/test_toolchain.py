@@ -65,9 +65,8 @@ def test_cxx_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_cxx_names_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", str(tmp_path / "absent"))
-    with pytest.raises(EnvironmentUnfitError) as caught:
+    with pytest.raises(EnvironmentUnfitError, match=f"CXX={tmp_path / 'absent'} is not a program"):
         toolchain.find(9)
-    assert f"CXX={tmp_path / 'absent'}" in caught.value.cause
 
 
 @pytest.mark.parametrize("body", ["exit 1", ":", "echo nonsense"])

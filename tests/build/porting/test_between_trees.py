@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from build.errors import PatchError, SourceError, UsageError
@@ -13,7 +14,7 @@ from build.porting import Action
 from build.porting.between_trees import Request, port_folder
 from build.porting.engine import PatchState
 from build.porting.quilt import load_folder
-from build.porting.report import from_json
+from build.porting.report import PortReport
 from build.series.verdicts import Verdict
 from tests.build.series.repos import commit, make_patch, make_repo, numbered
 
@@ -114,7 +115,8 @@ def test_porting_to_the_same_tree_is_the_identity(repo: Git, tmp_path: Path) -> 
 def test_the_reports_say_the_same(repo: Git, tmp_path: Path) -> None:
     put(repo, "fix.patch", plain(tmp_path, "src/a.c", OLD, numbered(40, l20="twenty\n"), ("a/", "b/")))
     report = port_folder(request(repo))
-    assert from_json((tmp_path / "out" / "port.json").read_bytes()) == report
+    written = (tmp_path / "out" / "port.json").read_bytes()
+    assert msgspec.json.decode(written, type=PortReport) == report
     assert "| `src/a.c` | 1 | 18 | offset +1 | offset |" in (tmp_path / "out" / "PORT.md").read_text()
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from build.porting.prove import probes_of
-from build.porting.report import PortReport, from_json, not_needed, to_json, to_markdown
+from build.porting.report import PortReport, not_needed, to_markdown
+from build.record import encode
 from build.wheeltest import results
 from build.wheeltest.results import Case, Run
 
@@ -75,4 +77,4 @@ def test_other_mode_that_was_not_run_on_stock_is_no_failure() -> None:
 
 def test_report_with_probes_is_read_back() -> None:
     report = _report(_record(send=("group-leak", "group leaked", "ok", "ok")))
-    assert from_json(to_json(report)) == report
+    assert msgspec.json.decode(encode(report), type=PortReport) == report

@@ -261,7 +261,7 @@ def test_nothing_decided_is_not_going_on(repo: Git) -> None:
     assert run(repo, Action.DROP).complete
 
 
-@pytest.mark.parametrize("where", ["build.porting.session.commit_ports", "build.porting.report.to_json"])
+@pytest.mark.parametrize("where", ["build.porting.session.commit_ports", "build.porting.report.to_markdown"])
 def test_an_interrupted_run_leaves_everything_as_it_was(repo: Git, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     run(repo)
     solve(checkout(repo) / "src" / "a.c")
@@ -278,7 +278,7 @@ def test_an_interrupted_run_leaves_everything_as_it_was(repo: Git, monkeypatch: 
     assert snapshot(out) == before
     assert sorted(path.name for path in out.parent.iterdir()) == ["out", "out.port", "patches", "repo"]
     # The edit was taken up or was not; either way it is not lost, and the port goes on behind it.
-    action = Action.START if "to_json" in where else Action.CONTINUE
+    action = Action.START if "to_markdown" in where else Action.CONTINUE
     assert run(repo, action).edit == ("other/c.c",)
 
 
