@@ -5,10 +5,10 @@ The record contains neither times nor paths of the machine.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -21,6 +21,7 @@ from build.series.model import PatchFile
 from build.series.verdicts import HunkVerdict
 from build.sources import SourceTree
 
+T = TypeVar("T")
 #: Increased when a field of the record changes its meaning.
 SCHEMA = 1
 NAME = "build.json"
@@ -176,9 +177,23 @@ def provenance(
     )
 
 
-def encode(record: object) -> bytes:
+def encode(value: object) -> bytes:
     """Return JSON that people can read."""
-    return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+
+
+def write_json(path: Path, value: object) -> Path:
+    with atomic_write(path) as part:
+        part.write_bytes(encode(value))
+    return path
+
+
+def read_json(path: Path, form: type[T]) -> T | None:
+    """Return what `write_json` wrote, None if it is not there or has another form."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=form)
+    except (OSError, msgspec.DecodeError):
+        return None
 
 
 def place(folder: Path, python: str) -> Path:
@@ -187,17 +202,14 @@ def place(folder: Path, python: str) -> Path:
 
 def write(record: BuildRecord, folder: Path) -> Path:
     """Write the record into `folder`, as `build.json` and under the name of its Python; return the first path."""
-    for path in (place(folder, record.python), folder / NAME):
-        with atomic_write(path) as part:
-            part.write_bytes(encode(record))
-    return path
+    write_json(place(folder, record.python), record)
+    return write_json(folder / NAME, record)
 
 
 def read(folder: Path, python: str = "") -> BuildRecord | None:
     """Return the record of the last build in `folder`, or of the last one for `python`; None if it cannot be read."""
     for path in (place(folder, python), folder / NAME) if python else (folder / NAME,):
-        with contextlib.suppress(OSError, msgspec.DecodeError):
-            found = msgspec.json.decode(path.read_bytes(), type=BuildRecord)
-            if found.python == (python or found.python):
-                return found
+        found = read_json(path, BuildRecord)
+        if found and found.python == (python or found.python):
+            return found
     return None

@@ -10,8 +10,6 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from build import record
 from build.archives import reading
 from build.errors import OverlayCheckError, UsageError
@@ -48,8 +46,7 @@ def _records(top: Path) -> dict[str, record.Provenance]:
     found = {}
     for pattern in _RECORDS:
         for path in top.glob(f"{pattern}.dist-info/{record.EMBEDDED}"):
-            with contextlib.suppress(OSError, msgspec.DecodeError):
-                made = msgspec.json.decode(path.read_bytes(), type=record.Provenance)
+            if made := record.read_json(path, record.Provenance):
                 found[made.soname] = made
     return found
 
@@ -86,7 +83,7 @@ def overlays(path: Path) -> tuple[Present, ...]:
                 strong = [name for name, item in exported(library).items() if item.strong]
                 units = frozenset(item.unit for item in proven.units) if proven else frozenset[str]()
                 version = f" of torch {proven.version}" if proven else ""
-                symbols = frozenset(demangle(strong).values()) if strong else frozenset[str]()
+                symbols = frozenset(demangle(strong).values())
                 found.append(Present(f"{library.name}{version} in {path}", symbols, units))
     return tuple(found)
 
@@ -106,13 +103,9 @@ def refuse(path: Path | None, tree: Path, units: Collection[str], name: str) -> 
         lines = [f"both would replace {symbol}" for symbol in shared[:_MOST_SHOWN]]
         lines += [f"and {len(shared) - _MOST_SHOWN} more symbols"] if len(shared) > _MOST_SHOWN else []
         lines += [f"both recompile {unit}" for unit in common]
-        none = (
-            f"no unit that the patch changes is in both, but torch's libraries are bound to one overlay only, "
-            f"{present.name} or {name}"
-        )
+        none = "no unit that the patch changes is in both, but torch's libraries are bound to one overlay only"
         raise OverlayCheckError(
             f"{present.name} is there already, and {name} would not be in force beside it",
             cause="\n".join(lines or [none]),
-            remedy="build the patches of both together: put them into one folder, --patches FOLDER, and give the "
-            "official wheel; or leave --beside out, to replace the overlay that is there",
+            remedy="build the patches of both together, --patches FOLDER; or leave --beside out, to replace that one",
         )

@@ -30,13 +30,10 @@ def labelled(release: Release, label: str) -> Release:
         UsageError: the label is missing, is no local version of PEP 440, or is that of this project's own wheels.
     """
     if not _LABEL.fullmatch(label) or _OURS.fullmatch(label):
-        raise UsageError(
-            f"--label {label!r} cannot be part of a version" if label else "--patches needs a --label",
-            cause="this project's own wheels have that label"
-            if _OURS.fullmatch(label)
-            else "the wheels get it as PEP 440's local version: letters and digits, parted by dots",
-            remedy=f"choose another, e.g. --label fix1 for torch {release.version}+{release.wheel.local}.fix1",
-        )
+        what = f"--label {label!r} cannot be part of a version" if label else "--patches needs a --label"
+        cause = "letters and digits, parted by dots; this project's own wheels have mw1 and the like"
+        remedy = f"choose another, e.g. --label fix1 for torch {release.version}+{release.wheel.local}.fix1"
+        raise UsageError(what, cause=cause, remedy=remedy)
     plain = re.sub("[_-]", ".", label.lower())
     return msgspec.structs.replace(release, label=plain, series=(), extra_units=())
 
@@ -73,11 +70,8 @@ def from_branch(named: str, release: Release) -> tuple[PatchFile, ...]:
     commits = git.out("rev-list", "--reverse", "--no-merges", f"{base}..{head}").decode().split()
     options = ("-1", "--zero-commit", "--full-index", "--no-signature", "--stdout", "--binary")
     texts = [git.out("format-patch", *options, commit) for commit in commits]
-    found = [
-        patchfile.parse(text, f"{number:04}-{commit[:12]}.patch")
-        for number, (commit, text) in enumerate(zip(commits, texts, strict=True), 1)
-    ]
-    return _some(tuple(found), named)
+    names = [f"{number:04}-{commit[:12]}.patch" for number, commit in enumerate(commits, 1)]
+    return _some(tuple(map(patchfile.parse, texts, names)), named)
 
 
 @contextmanager
@@ -90,11 +84,8 @@ def applying(tree: Path, path: Path | None, branch: str) -> Iterator[None]:
             raise
         folder = path if path and path.is_dir() else path.parent if path else None
         port = f"regenerate-patch -- --patches {folder} --from-tree CHECKOUT@TAG --to-tree {tree} --out ported"
-        remedy = (
-            f"port it from the release that it is for, CHECKOUT@TAG:\npython3 noxfile.py -s {port}"
-            if folder
-            else "rebase the branch on the release's tag"
-        )
+        ported = f"port it from the release that it is for, CHECKOUT@TAG:\npython3 noxfile.py -s {port}"
+        remedy = ported if folder else "rebase the branch on the release's tag"
         raise type(error)(error.what, cause=error.cause, remedy=remedy) from None
 
 

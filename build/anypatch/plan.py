@@ -174,8 +174,7 @@ class Plan:
             raise NeedsFullBuildError(
                 f"an overlay cannot serve {len(self.refused)} of {len(self.rows)} changed files",
                 cause="\n".join(f"{row.path}: {row.why}" for row in self.refused),
-                remedy="take these changes out of the patch, or make a full build of the patched tree: "
-                "all units of PyTorch, many core-hours and, for device code, the CUDA toolkit",
+                remedy="take these changes out of the patch, or make a full build of the patched tree",
             )
         if not self.units and not self.python and not self.alone:
             raise self.nothing()
@@ -215,7 +214,7 @@ def _unit(tree: Path, path: str, owners: Owners, limits: Limits, added: Collecti
     if library == LINALG:
         return Row(path, Serves.FULL, f"a unit of {LINALG}, which torch loads apart: no overlay replaces it")
     text, macro = _alive(tree / path, limits.decided(path))
-    if macro and not _has_code(text):
+    if macro and not any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines()):
         return Row(path, Serves.NOTHING, f"all of it is under {macro}, without which the wheels are built")
     if name := layout.registration(text):
         return Row(path, Serves.FULL, f"it would register twice: {name}: stock has registered that when it is loaded")
@@ -235,10 +234,6 @@ def _alive(unit: Path, decided: Collection[str]) -> tuple[str, str]:
     said = {item.partition("=")[0] for item in decided if not item.endswith("=0")}
     source = unit.read_text(encoding="utf-8", errors="surrogateescape") if unit.is_file() else ""
     return layout.alive(bare(source), NEVER - said)
-
-
-def _has_code(text: str) -> bool:
-    return any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines())
 
 
 def _outside(path: str) -> Row:
@@ -265,19 +260,15 @@ def _header(tree: Path, path: str, owners: Owners, by_header: dict[str, set[str]
         return Row(path, Serves.FULL, f"included by {counted(len(device), 'device unit')}, e.g. {device[0]}")
     if len(units) > most:
         cost = f"{', '.join(units[:3])}, …; about {len(units) * _SECONDS} core-seconds"
-        return Row(
-            path,
-            Serves.FULL,
-            f"included by {counted(len(units), 'unit')} ({cost}); --most-units {len(units)} allows it",
-        )
+        why = f"included by {counted(len(units), 'unit')} ({cost}); --most-units {len(units)} allows it"
+        return Row(path, Serves.FULL, why)
     judged = [_unit(tree, unit, owners, limits) for unit in units]
     units = [row.path for row in judged if row.serves is not Serves.NOTHING]
     if unfit := [row for row in judged if row.serves is Serves.FULL]:
         return Row(path, Serves.FULL, f"{unfit[0].path} includes it: {unfit[0].why}")
     if not units:
-        return Row(
-            path, Serves.ALONE, "no unit of the wheel includes it; code of others, which has to be compiled anew"
-        )
+        why = "no unit of the wheel includes it; code of others, which has to be compiled anew"
+        return Row(path, Serves.ALONE, why)
     return Row(path, Serves.HEADER, f"included by {counted(len(units), 'unit')}", tuple(units))
 
 

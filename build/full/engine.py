@@ -17,7 +17,7 @@ from build.full.repair import repair
 from build.full.toolchains import Toolchain
 from build.full.workspace import Workspace
 from build.process import Completed, run
-from build.record import artifact, encode
+from build.record import artifact, encode, read_json, write_json
 from build.series.apply import AppliedTree
 from build.wheeltest import environments
 from build.wheeltest.environments import Form, environment
@@ -58,7 +58,7 @@ def build(plan: Plan, folder: Path) -> FullRecord:
 
 def unchanged(proven: Provenance, folder: Path) -> FullRecord | None:
     """Return the last build's record if it is of the same inputs and its wheel is still what the record says."""
-    last = record.read(folder, proven.python)
+    last = read_json(record.place(folder, proven.python), FullRecord)
     if last is None or last.provenance != proven:
         return None
     wheel = folder / last.wheel.name
@@ -94,7 +94,7 @@ def _made(
         steps=len(made),
         seconds=round(seconds, 1),
     )
-    record.write(found, folder)
+    write_json(record.place(folder, proven.python), found)
     return found
 
 

@@ -9,8 +9,7 @@ import msgspec
 from build.full.plan import Plan
 from build.full.toolchains import Toolchain
 from build.overlay.model import Check
-from build.paths import atomic_write
-from build.record import Artifact, Patch, encode, patches_of
+from build.record import Artifact, Patch, patches_of
 from build.series.apply import AppliedTree
 from build.series.verdicts import HunkVerdict
 
@@ -101,18 +100,3 @@ def provenance(plan: Plan, source: str, patched: AppliedTree, tools: Toolchain) 
 
 def place(folder: Path, python: str) -> Path:
     return folder / f"full-{python}.json"
-
-
-def write(record: FullRecord, folder: Path) -> Path:
-    path = place(folder, record.provenance.python)
-    with atomic_write(path) as part:
-        part.write_bytes(encode(record))
-    return path
-
-
-def read(folder: Path, python: str) -> FullRecord | None:
-    """Return the record of the last full build for `python`; None if there is none that can be read."""
-    try:
-        return msgspec.json.decode(place(folder, python).read_bytes(), type=FullRecord)
-    except (OSError, msgspec.DecodeError):
-        return None

@@ -64,10 +64,8 @@ def published(version: str) -> dict[str, IndexFile]:
         if file.version == version and python and file.sha256:
             found.setdefault(python, file)
     if not found:
-        raise SourceError(
-            f"the index has no x86_64 Linux wheel of torch {version}",
-            cause="it has " + ", ".join(versions()),
-        )
+        cause = "it has " + ", ".join(versions())
+        raise SourceError(f"the index has no x86_64 Linux wheel of torch {version}", cause=cause)
     return {key: found[key] for key in sorted(found, key=Version)}
 
 

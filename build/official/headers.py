@@ -65,11 +65,8 @@ def _wheel_stream(file: IndexFile, part: Path) -> Iterator[BinaryIO]:
             yield stream
     except RangeUnsupportedError:
         if not file.sha256:
-            raise SourceError(
-                f"{file.name}: the index gives no digest, and its server does not answer range requests",
-                cause="the whole file would have to be fetched, without a digest to check it",
-                remedy="use an index that gives digests (`#sha256=` in its links)",
-            ) from None
+            what = f"{file.name}: the index gives no digest, and its server does not answer range requests"
+            raise SourceError(what, remedy="use an index that gives digests (`#sha256=` in its links)") from None
         note(f"{file.name}: fetched whole, since its server does not answer range requests")
         whole = download(file.url, part / file.name, file.sha256)
         with whole.open("rb") as stream:
@@ -80,11 +77,9 @@ def _wheel_stream(file: IndexFile, part: Path) -> Iterator[BinaryIO]:
 def _find(package: HeaderPackage) -> IndexFile:
     found = wheels(package.name, package.version, _PYTHON)
     if not found:
-        raise SourceError(
-            f"the index has no wheel of {package.name} {package.version} for x86_64 Linux",
-            cause="the configured index does not mirror it",
-            remedy="add an index that does to pip's `extra-index-url`, or the wheel to a `find-links` folder",
-        )
+        what = f"the index has no wheel of {package.name} {package.version} for x86_64 Linux"
+        remedy = "add an index that has it to pip's `extra-index-url`, or the wheel to a `find-links` folder"
+        raise SourceError(what, remedy=remedy)
     # Indexes differ in how they order the builds of one version; the pins are of the first build.
     return min(found, key=lambda file: parse_wheel_filename(file.name)[2])
 
@@ -96,11 +91,9 @@ def _fill(package: HeaderPackage, part: Path) -> None:
         _extract(archive, part)
     found = tree_digest(part)
     if package.headers_sha256 and found != package.headers_sha256:
-        raise DigestMismatchError(
-            f"headers of {package.name} {package.version} are not the pinned ones\n"
-            f"pinned {package.headers_sha256}\nfound  {found}",
-            cause="the wheel on the index was replaced, or the pin in build/releases.toml is wrong",
-        )
+        head = f"headers of {package.name} {package.version} are not the pinned ones"
+        cause = "the wheel on the index was replaced, or the pin in build/releases.toml is wrong"
+        raise DigestMismatchError(f"{head}\npinned {package.headers_sha256}\nfound  {found}", cause=cause)
     if not include_dirs(part):
         raise SourceError(f"{package.name} {package.version} has no include folder")
 

@@ -52,11 +52,8 @@ def _pip() -> tuple[DownloadCommand, Values]:
     try:
         options, _ = command.parse_args([])
     except SystemExit:
-        raise EnvironmentUnfitError(
-            "pip's configuration cannot be used",
-            cause="a configuration file or a PIP_ variable has an error; pip's message is above",
-            remedy="run `pip config debug` to see which files are read, and correct the setting",
-        ) from None
+        remedy = "run `pip config debug` to see which files are read, and correct the setting that pip names above"
+        raise EnvironmentUnfitError("pip's configuration cannot be used", remedy=remedy) from None
     options.cache_dir = None  # The project's cache keeps the files; pip's would keep them a second time.
     logger = logging.getLogger("pip")
     logger.handlers = [_Notes(logging.WARNING)]
@@ -82,11 +79,8 @@ def fetched(url: str) -> Response | None:
     if response.status_code == NOT_FOUND:
         return None
     if not response.ok:
-        raise SourceError(
-            f"{shown(url)} answers {response.status_code} {response.reason}",
-            cause="the index wants credentials, or it is out of order",
-            remedy="check that `pip download` works with this configuration",
-        )
+        what = f"{shown(url)} answers {response.status_code} {response.reason}"
+        raise SourceError(what, remedy="check that `pip download` works with this configuration")
     return response
 
 

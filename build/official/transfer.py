@@ -59,21 +59,15 @@ class RemoteFile(io.RawIOBase):
         """Request all bytes from the position on; from a server without ranges, drop the bytes before it."""
         from build.official import pip_session  # late: it imports pip
 
-        headers = {
-            "Range": f"bytes={self._position}-{self._last}",
-            "Accept-Encoding": "identity",
-            "Cache-Control": "no-cache",
-        }
+        headers = {"Range": f"bytes={self._position}-{self._last}", "Accept-Encoding": "identity"}
+        headers["Cache-Control"] = "no-cache"
         self._open = response = pip_session.session().get(self.url, headers=headers, stream=True)
         status = response.status_code
         if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             return  # the file ends here
         if status not in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
-            raise SourceError(
-                f"{shown(self.url)} answers {status} {response.reason}",
-                cause="the file is not there, or the index wants credentials",
-                remedy="check that `pip download` gets it with this configuration",
-            )
+            what = f"{shown(self.url)} answers {status} {response.reason}"
+            raise SourceError(what, remedy="check that `pip download` gets it with this configuration")
         self.ranges = status == HTTPStatus.PARTIAL_CONTENT
         length = response.headers["Content-Range"] if self.ranges else response.headers["Content-Length"]
         self.size = int(length.rpartition("/")[2])

@@ -22,13 +22,7 @@ def shown(url: str) -> str:
 
 def unreachable(url: str, error: Exception) -> EnvironmentUnfitError:
     reason = str(error.__cause__ or error.__context__ or error) or type(error).__name__
-    untrusted = "certificate" in reason.lower()
-    return EnvironmentUnfitError(
-        f"{shown(url)} cannot be reached: {reason}",
-        cause="this machine does not trust its certificate, or it asks for one of this machine's"
-        if untrusted
-        else "no network, a proxy that is not configured, or an index that is down",
-        remedy="set pip's `cert`, `client-cert` or `trusted-host` (`pip config list` shows them)"
-        if untrusted
-        else "check the network and pip's `index-url` and `proxy` settings (`pip config list`)",
-    )
+    remedy = "check the network and pip's `index-url` and `proxy` settings (`pip config list`)"
+    if "certificate" in reason.lower():
+        remedy = "set pip's `cert`, `client-cert` or `trusted-host` (`pip config list` shows them)"
+    return EnvironmentUnfitError(f"{shown(url)} cannot be reached: {reason}", remedy=remedy)

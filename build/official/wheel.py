@@ -51,17 +51,11 @@ def _choose(release: Release, python: str, pinned: str) -> IndexFile:
         if file.sha256 == pinned or (not file.sha256 and path is not None and sha256_of(path) == pinned):
             return file
     if not offered:
-        raise SourceError(
-            f"the configured index has no wheel of torch {release.wheel.version} for Python {python}",
-            cause="a private index that does not mirror it",
-            remedy="see pip's `index-url` and `extra-index-url` (`pip config list`)",
-        )
+        what = f"the configured index has no wheel of torch {release.wheel.version} for Python {python}"
+        raise SourceError(what, remedy="see pip's `index-url` and `extra-index-url` (`pip config list`)")
     found = "\n".join(f"found  {file.sha256 or '(no digest)'} {file.name}" for file in offered)
-    raise DigestMismatchError(
-        f"torch {release.wheel.version} for Python {python} is not the official wheel\npinned {pinned}\n{found}",
-        cause="the index or a find-links folder has another build under the same version",
-        remedy="point pip at an index with the official wheels; nothing was built",
-    )
+    what = f"torch {release.wheel.version} for Python {python} is not the official wheel\npinned {pinned}\n{found}"
+    raise DigestMismatchError(what, remedy="point pip at an index with the official wheels; nothing was built")
 
 
 def fetch_wheel(release: Release, python: str) -> Path:

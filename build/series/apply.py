@@ -17,7 +17,7 @@ from build.git import SYMLINK, Git
 from build.seals import read_record, write_record
 from build.series.checkout import new_repository, replacing
 from build.series.commits import commit_patch
-from build.series.inspect import inspect, require_all_placed
+from build.series.inspect import NOT_THE_RELEASE, inspect, require_all_placed
 from build.series.model import ChangeKind, PatchFile
 from build.series.verdicts import HunkVerdict
 
@@ -26,14 +26,7 @@ _RECORD = "multiworld-applied.json"
 #: What is no plain character in the patterns of git-apply(1), and how it becomes one.
 _PATTERN, _LITERAL = re.compile(r"([*?\[\\])"), r"\\\1"
 _FULL_ID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_STATUS = {
-    "A": ChangeKind.ADDED,
-    "D": ChangeKind.DELETED,
-    "R": ChangeKind.RENAMED,
-    "C": ChangeKind.COPIED,
-    "M": ChangeKind.MODIFIED,
-    "T": ChangeKind.MODIFIED,
-}
+_STATUS = {"A": ChangeKind.ADDED, "D": ChangeKind.DELETED, "R": ChangeKind.RENAMED, "C": ChangeKind.COPIED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,38 +109,27 @@ def _kept(target: Path, base: str, key: str) -> AppliedTree | None:
     record = read_record(target / ".git" / _RECORD, _Record)
     if record is None:
         if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
-            raise UsageError(
-                f"{target} exists and was not made by this command",
-                cause="something else is there, or its record is damaged",
-                remedy="give another folder, or remove that one",
-            )
+            what = f"{target} exists and was not made by this command, or its record is damaged"
+            raise UsageError(what, remedy="give another folder, or remove that one")
         return None
     try:
         _refuse_edits(Git(target), record.head)
         same = record.key == key and Git(target).line("rev-parse", "HEAD") == record.head
     except SourceError as error:
-        raise SourceError(
-            f"the checkout {target} cannot be read: {error.what}",
-            cause=error.cause or "it is damaged",
-            remedy="save your own commits in it, if any; then remove the folder and run again",
-        ) from None
+        what, remedy = f"the checkout {target} cannot be read: {error.what}", "save your commits in it, and remove it"
+        raise SourceError(what, cause=error.cause, remedy=remedy) from None
     return AppliedTree(target, base, record.head, record.changed, record.verdicts) if same else None
 
 
 def _refuse_edits(git: Git, head: str) -> None:
     """Raise UsageError for a checkout with changes, or with commits that are not below `head`."""
     if changed := git.changed_files():
-        raise UsageError(
-            f"{git.folder} has changes that are not committed: {', '.join(changed[:5])}",
-            cause="files of the checkout were edited",
-            remedy="commit them elsewhere or remove the folder, then run again",
-        )
+        what = f"{git.folder} has changes that are not committed: {', '.join(changed[:5])}"
+        raise UsageError(what, remedy="commit them elsewhere or remove the folder, then run again")
     count = git.line("rev-list", "--count", "HEAD", f"^{head}")
     if count != "0":
-        raise UsageError(
-            f"the checkout {git.folder} has {count} commits that this command did not make",
-            remedy="save them with `git format-patch`; then remove the folder, or give another one with --into",
-        )
+        remedy = "save them with `git format-patch`; then remove the folder, or give another one with --into"
+        raise UsageError(f"the checkout {git.folder} has {count} commits of somebody else", remedy=remedy)
 
 
 def check_files(applied: AppliedTree, names: Collection[str]) -> None:
@@ -165,11 +147,8 @@ def check_files(applied: AppliedTree, names: Collection[str]) -> None:
     found = git.line("hash-object", "--no-filters", "--stdin-paths", stdin=os.fsencode(asked)).split()
     wrong = sorted(item.path for item, blob in zip(regular, found, strict=True) if item.blob != blob)
     if wrong:
-        raise SourceError(
-            f"files of the checkout {applied.checkout} are not those of its commit: {', '.join(wrong[:5])}",
-            cause="they were edited during the build, or the disk damaged them",
-            remedy="remove the folder and run again; nothing was built from it",
-        )
+        what = f"files of the checkout {applied.checkout} are not those of its commit: {', '.join(wrong[:5])}"
+        raise SourceError(what, remedy="remove the folder and run again; nothing was built from it")
 
 
 def commit_patches(git: Git, base: str, patches: Sequence[PatchFile]) -> tuple[str, tuple[HunkVerdict, ...]]:
@@ -199,11 +178,7 @@ def _stage(staged: Git, patch: PatchFile) -> None:
     options += [f"--exclude={_PATTERN.sub(_LITERAL, change.path)}" for change in patch.outside]
     done = staged.call("apply", "--cached", "--whitespace=nowarn", *options, "-", stdin=patch.diff)
     if done.returncode:
-        raise PatchError(
-            f"{patch.name} does not apply to its release",
-            cause=done.tail,
-            remedy="check that the tree is the release's; a series is moved with regenerate-patch",
-        )
+        raise PatchError(f"{patch.name} does not apply to its release", cause=done.tail, remedy=NOT_THE_RELEASE)
 
 
 def key_of(base: str, patches: Sequence[PatchFile]) -> str:
@@ -223,5 +198,9 @@ def changed_paths(git: Git, base: str, head: str) -> tuple[ChangedPath, ...]:
         old_mode, new_mode, old_blob, new_blob, status = meta.lstrip(":").split(" ")
         old_path = next(parts)
         path = next(parts) if status[0] in "RC" else old_path
-        found.append(ChangedPath(path, _STATUS[status[0]], old_path, old_mode, new_mode, old_blob, new_blob))
+        found.append(
+            ChangedPath(
+                path, _STATUS.get(status[0], ChangeKind.MODIFIED), old_path, old_mode, new_mode, old_blob, new_blob
+            )
+        )
     return tuple(found)

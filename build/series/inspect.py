@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import cached_property
 from io import BytesIO
 from itertools import accumulate
@@ -12,6 +13,8 @@ from build.errors import PatchError
 from build.git import Git
 from build.series.model import ChangeKind, FileChange, Hunk, PatchFile
 from build.series.verdicts import HunkVerdict, Method, Verdict
+
+NOT_THE_RELEASE = "check that the tree is the release's; a series is moved with regenerate-patch"
 
 
 class Text:
@@ -57,10 +60,8 @@ def _verdicts(name: str, change: FileChange, text: Text | None) -> list[HunkVerd
         numbers = range(1, len(change.hunks) + 1) or [0]
         return [HunkVerdict(name, change.path, n, Verdict.CLEAN, Method.EXACT, int(n > 0)) for n in numbers]
     if text is None:
-        return [
-            HunkVerdict(name, change.path, n, Verdict.GONE, Method.HUMAN, evidence="no such file in the tree")
-            for n in range(1, len(change.hunks) + 1)
-        ]
+        gone = HunkVerdict(name, change.path, 0, Verdict.GONE, Method.HUMAN, evidence="no such file in the tree")
+        return [replace(gone, hunk=n) for n in range(1, len(change.hunks) + 1)]
     verdicts, shift = [], 0
     for number, (hunk, at, note) in enumerate(locate_all(text, change.hunks), 1):
         if at is None:
@@ -116,8 +117,5 @@ def _place(patch: PatchFile, item: HunkVerdict) -> str:
 def require_all_placed(patch: PatchFile, verdicts: list[HunkVerdict]) -> None:
     """Raise PatchError for a patch with hunks that have no place."""
     if bad := [item for item in verdicts if item.verdict.needs_human]:
-        raise PatchError(
-            f"{patch.name} does not fit the tree",
-            cause="\n".join(f"{item.path} hunk {item.hunk}: {item.evidence}{_place(patch, item)}" for item in bad),
-            remedy="check that the tree is the release's; a series is moved with regenerate-patch",
-        )
+        lines = (f"{item.path} hunk {item.hunk}: {item.evidence}{_place(patch, item)}" for item in bad)
+        raise PatchError(f"{patch.name} does not fit the tree", cause="\n".join(lines), remedy=NOT_THE_RELEASE)

@@ -164,27 +164,18 @@ def patches_of(release: str, series: Sequence[str], root: Path | None = None) ->
         PatchError: no series is ported to the release, one does not have all its patches, or a patch is malformed.
     """
     if not series:
-        raise PatchError(
-            f"no series of patches is ported to PyTorch {release} yet",
-            cause="build/releases.toml names none for it: nothing would be patched",
-            remedy=f"port one: python3 noxfile.py -s regenerate-patch -- {release}",
-        )
+        remedy = f"port one: python3 noxfile.py -s regenerate-patch -- {release}"
+        raise PatchError(f"no series of patches is ported to PyTorch {release} yet", remedy=remedy)
     found: list[PatchFile] = []
     for name in series:
+        remedy = f"nox -s regenerate-patch -- {release} --series {name}"
         series_folder = folder(name, root)
         manifest = load(series_folder)
         if release not in manifest.release:
-            raise PatchError(
-                f"series {name!r} has no patches for {release}",
-                cause=f"its manifest has {', '.join(manifest.release) or 'no release'}",
-                remedy=f"nox -s regenerate-patch -- {release} --series {name}",
-            )
+            raise PatchError(f"series {name!r} has no patches for {release}", remedy=remedy)
         if missing := manifest.release[release].missing:
-            raise PatchError(
-                f"series {name!r} is not complete for {release}",
-                cause=f"the manifest lists as missing: {', '.join(missing)}",
-                remedy=f"nox -s regenerate-patch -- {release} --series {name}",
-            )
+            cause = f"the manifest lists as missing: {', '.join(missing)}"
+            raise PatchError(f"series {name!r} is not complete for {release}", cause=cause, remedy=remedy)
         found += [read(path) for path in patch_paths(series_folder, manifest, release).values()]
     return tuple(found)
 
@@ -200,12 +191,9 @@ def patch_paths(series: Path, manifest: Manifest, release: str) -> dict[str, Pat
     for name, path in found.items():
         if not path.is_file():
             near = nearest_file(path)
-            raise ReleaseDataError(
-                f"{series.name}/manifest.toml: patch {name!r} has the slug {manifest.entry(name).slug!r}, "
-                f"but there is no file {release}/{path.name}",
-                cause=f"the nearest file is {release}/{near}" if near else f"{path.parent} has no patches",
-                remedy=f"correct the slug in {series / 'manifest.toml'}, or rename the file",
-            )
+            what = f"{series.name}/manifest.toml: patch {name!r} has no file {release}/{path.name}"
+            cause = f"the nearest file is {release}/{near}" if near else f"{path.parent} has no patches"
+            raise ReleaseDataError(what, cause=cause, remedy="correct the slug there, or rename the file")
     return found
 
 

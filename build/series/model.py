@@ -104,7 +104,6 @@ class FileChange:
 
     @property
     def added_content(self) -> bytes:
-        """The content of a new text file."""
         return b"".join(line for hunk in self.hunks for line in hunk.new)
 
     @property

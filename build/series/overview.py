@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -96,15 +96,11 @@ def overview(folder: Path, releases: Sequence[str]) -> Overview:
     manifest = manifests.load(folder)
     names = sorted({*releases, *manifest.release}, key=Version)
     rows = tuple(Row(patch, tuple(_cell(folder, manifest, patch, name) for name in names)) for patch in manifest.patch)
-    columns = (
-        Column(name, manifest.release.get(name), _port(folder / name), _lacks(row.cells[at] for row in rows))
-        for at, name in enumerate(names)
-    )
+    columns = []
+    for at, name in enumerate(names):
+        lacks = any(row.cells[at].status is PatchStatus.MISSING for row in rows)
+        columns.append(Column(name, manifest.release.get(name), _port(folder / name), lacks))
     return Overview(manifest, tuple(columns), rows)
-
-
-def _lacks(cells: Iterable[Cell]) -> bool:
-    return any(cell.status is PatchStatus.MISSING for cell in cells)
 
 
 def _cell(folder: Path, manifest: Manifest, patch: PatchEntry, release: str) -> Cell:
@@ -129,8 +125,8 @@ def _size(path: Path) -> tuple[int, int, int]:
     """Return hunks, added and removed lines of a patch file."""
     if not path.is_file():
         return 0, 0, 0
-    hunks = [hunk for change in read(path).changes for hunk in change.hunks]
-    return len(hunks), sum(len(h.added) for h in hunks), sum(len(h.removed) for h in hunks)
+    patch = read(path)
+    return sum(len(change.hunks) for change in patch.changes), *patch.counts[1:]
 
 
 def _port(folder: Path) -> tuple[tuple[str, int], ...]:

@@ -58,17 +58,13 @@ class Parameter(Frozen, frozen=True):
         """Return the value that `text` stands for; UsageError if it is not of the type."""
         if self.type is Kind.BOOLEAN:
             if text not in {"0", "1"}:
-                raise UsageError(
-                    f"{self.name}={text} is neither 0 nor 1", remedy=f"give {self.name}=1 or {self.name}=0"
-                )
+                remedy = f"give {self.name}=1 or {self.name}=0"
+                raise UsageError(f"{self.name}={text} is neither 0 nor 1", remedy=remedy)
             return text
         path = str(folder / Path(text).expanduser())
         if _UNFIT.search(path):
-            raise UsageError(
-                f"{self.name}: the path {path!r} cannot be written into the build files",
-                cause="CMake ends an item of a list, or an argument, at one of its characters",
-                remedy="use a path without line breaks, ';' and ']]', such as a symbolic link",
-            )
+            what = f"{self.name}: the path {path!r} cannot be written into the build files"
+            raise UsageError(what, remedy="use a path without line breaks, ';' and ']]', such as a symbolic link")
         return path
 
     def require(self, folder: Path) -> None:
@@ -98,9 +94,8 @@ def resolve(parameters: Sequence[Parameter], texts: Iterable[str], folder: Path)
     given = _given(texts, [item.name for item in parameters])
     values: dict[str, str] = {}
     for item in parameters:
-        values[item.name] = item.value(
-            given.get(item.name) or _REFERENCE.sub(lambda m: values[m[1]], item.default), folder
-        )
+        default = _REFERENCE.sub(lambda m: values[m[1]], item.default)
+        values[item.name] = item.value(given.get(item.name) or default, folder)
     on = {name for name, value in values.items() if value == "1"}
     for item in parameters:
         if item.only_with and not on.intersection(item.only_with):

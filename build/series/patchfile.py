@@ -111,13 +111,7 @@ def _restrip(name: str, change: FileChange, count: int) -> FileChange:
             raise refuse(name, change.line, what, "wrong strip level") from None
         trouble = trouble or problem(path)
         if trouble:
-            raise refuse(
-                name,
-                change.line,
-                f"the patch names {trouble}: {raw!r}",
-                cause="applying it would write outside the source tree",
-                remedy="do not use this patch",
-            )
+            raise refuse(name, change.line, f"the patch names {trouble}: {raw!r}", remedy="do not use this patch")
         paths.append(path)
     old, new = _one_name(change, paths[0], paths[1])
     result = replace(change, old_path=old, new_path=new)

@@ -64,10 +64,9 @@ class Reader:
         match = _HUNK.fullmatch(self.bare())
         if match is None:
             merge = self.peek().startswith(b"@@@")
-            raise self.error(
-                f"malformed hunk header {self.bare()[:60].decode('utf-8', 'replace')!r}",
-                "a merge's combined diff is not a patch" if merge else "expected @@ -LINE,COUNT +LINE,COUNT @@",
-            )
+            what = f"malformed hunk header {self.bare()[:60].decode('utf-8', 'replace')!r}"
+            cause = "a merge's combined diff is not a patch" if merge else "expected @@ -LINE,COUNT +LINE,COUNT @@"
+            raise self.error(what, cause)
         old_start, new_start = int(match[1]), int(match[3])
         counts = [1 if match[2] is None else int(match[2]), 1 if match[4] is None else int(match[4])]
         if counts == [0, 0] or (old_start == 0 and counts[0]) or (new_start == 0 and counts[1]):
@@ -126,10 +125,8 @@ class Reader:
 
     def _counts(self, head: int, counts: list[int]) -> PatchError:
         """Return the error for lines that do not fit a hunk's counts."""
-        return self.error(
-            f"line does not fit the hunk of line {head}: it has {counts[0]} old, {counts[1]} new lines",
-            "the counts in the @@ line are wrong, or the patch was edited by hand",
-        )
+        what = f"line does not fit the hunk of line {head}: it has {counts[0]} old, {counts[1]} new lines"
+        return self.error(what, "the counts in the @@ line are wrong, or the patch was edited by hand")
 
     def _goes_on(self, head: int, counts: list[int]) -> None:
         """Refuse further hunk lines after a hunk that is complete by its counts."""
@@ -142,11 +139,8 @@ class Reader:
 
 def refuse(name: str, line: int, what: str, cause: str = "", remedy: str = "") -> PatchError:
     """Return the error for `name` at `line`, for the caller to raise."""
-    return PatchError(
-        f"{name}:{line}: {what}",
-        cause=cause,
-        remedy=remedy or "get the patch again from where it came, or correct the line",
-    )
+    remedy = remedy or "get the patch again from where it came, or correct the line"
+    return PatchError(f"{name}:{line}: {what}", cause=cause, remedy=remedy)
 
 
 def unquote(raw: bytes) -> str:
@@ -196,10 +190,5 @@ def check_symlink(name: str, change: FileChange) -> None:
     here = os.path.dirname(change.new_path)  # noqa: PTH120 - a path inside a tree, not on this machine
     where = os.path.normpath(os.path.join(here, target))  # noqa: PTH118
     if target.startswith("/") or where.split("/")[0] == ".." or problem(where):
-        raise refuse(
-            name,
-            change.line,
-            f"symbolic link {change.new_path} points outside the tree, to {target!r}",
-            cause="writing through such a link would change a file outside the tree",
-            remedy="do not use this patch",
-        )
+        what = f"symbolic link {change.new_path} points outside the tree, to {target!r}"
+        raise refuse(name, change.line, what, remedy="do not use this patch")

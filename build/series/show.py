@@ -8,7 +8,7 @@ from itertools import groupby
 from rich.table import Table
 from rich.text import Text
 
-from build.console import console, log, note
+from build.console import console, log, note, table
 from build.series.verdicts import HunkVerdict, Verdict
 
 #: The style and the meaning of each verdict.
@@ -37,14 +37,12 @@ def rows(verdicts: Sequence[HunkVerdict]) -> list[tuple[HunkVerdict, str]]:
 
 
 def verdict_table(verdicts: Sequence[HunkVerdict], title: str) -> Table:
-    table = Table(title=title, title_justify="left", header_style="bold")
-    for name in ("patch", "file", "hunk", "line", "verdict", "how"):
-        table.add_column(name, justify="right" if name in {"hunk", "line"} else "left", overflow="fold")
+    shown = table(title, "patch", "file", "hunk", "line", "verdict", "how")
     last = ""
     for item, hunks in rows(verdicts):
         word = item.verdict.value + (f" {item.offset:+d}" if item.offset else "")
         where = item.path if not item.new_path or item.new_path == item.path else f"{item.path} → {item.new_path}"
-        table.add_row(
+        shown.add_row(
             "" if item.patch == last else Text(item.patch),
             Text(where),
             hunks,
@@ -53,7 +51,7 @@ def verdict_table(verdicts: Sequence[HunkVerdict], title: str) -> Table:
             Text("; ".join(part for part in (item.method.value, item.evidence) if part)),
         )
         last = item.patch
-    return table
+    return shown
 
 
 def show_verdicts(verdicts: Sequence[HunkVerdict], title: str) -> None:

@@ -86,8 +86,6 @@ def acquire(release: Release, source: Path | None = None, *, need: TreePurpose =
         tree = _tree(release, repo, kind, *passed_over)
         step(f"source: {kind.value} ({tree.identity}; {tree.proof.value})")
         return tree
-    raise SourceError(
-        f"the source of PyTorch {release.version} is not available from any origin",
-        cause="\n".join(passed_over),
-        remedy=f"name one: --source PATH (a checkout at {release.tag}, a tarball, a folder), or connect to a network",
-    )
+    what = f"the source of PyTorch {release.version} is not available from any origin"
+    remedy = f"name one: --source PATH (a checkout at {release.tag}, a tarball, a folder), or connect to a network"
+    raise SourceError(what, cause="\n".join(passed_over), remedy=remedy)

@@ -59,12 +59,9 @@ def check_inside(path: str, target: bytes | None = None) -> None:
             depth += -1 if part == ".." else 1
             bad = bad or depth < 0 or part == "/"
     if bad:
-        raise SourceError(
-            f"the source has a member that reaches outside: {path}"
-            + (f" -> {target.decode('utf-8', 'replace')}" if target is not None else ""),
-            cause="a damaged or a malicious archive",
-            remedy="get the source from its publisher",
-        )
+        link = f" -> {target.decode('utf-8', 'replace')}" if target is not None else ""
+        what = f"the source has a member that reaches outside: {path}{link}"
+        raise SourceError(what, remedy="get the source from its publisher")
 
 
 def new_repository(folder: Path) -> Git:
@@ -86,10 +83,8 @@ def _import(folder: Path, read: Reader, release: Release, need: TreePurpose) -> 
     with scratch as name, contextlib.closing(read(Path(name))) as stream:
         git.fast_import(_checked(stream, need), f"PyTorch {release.version}\n".encode(), release.tag)
     if not git.files("main", "torch/csrc"):
-        raise SourceError(
-            "the source is not PyTorch's: it has no torch/csrc",
-            cause="another project, or an archive without the one top folder that source archives have",
-        )
+        cause = "another project, or an archive without the one top folder that source archives have"
+        raise SourceError("the source is not PyTorch's: it has no torch/csrc", cause=cause)
     git.out("reset", "-q", "--hard", "main")
 
 

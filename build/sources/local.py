@@ -88,12 +88,9 @@ def check_blobs(release: Release, repo: Path, where: str) -> None:
     wrong = [path for path in release.blobs if found.get(path) != release.blobs[path]]
     if wrong:
         rows = [f"{path}\n  pinned {release.blobs[path]}\n  found  {found.get(path, '(missing)')}" for path in wrong]
-        raise DigestMismatchError(
-            f"{where} is not PyTorch {release.version}: {len(wrong)} of {len(release.blobs)} pinned files differ\n"
-            + "\n".join(rows),
-            cause="another release, a branch, or a tree with changes of its own",
-            remedy=f"name the release itself: --source PATH@{release.tag}, or its tarball",
-        )
+        head = f"{where} is not PyTorch {release.version}: {len(wrong)} of {len(release.blobs)} pinned files differ"
+        remedy = f"name the release itself: --source PATH@{release.tag}, or its tarball"
+        raise DigestMismatchError("\n".join([head, *rows]), remedy=remedy)
 
 
 def _proof(release: Release, found: _Found, repo: Path, where: str) -> tuple[Proof, str]:

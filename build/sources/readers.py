@@ -50,11 +50,8 @@ def tarball(path: Path, need: TreePurpose) -> SourceFiles:
                     if entry and entry.path:
                         yield entry
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise SourceError(
-            f"{path} cannot be read as a tarball: {error}",
-            cause="damaged, cut off, or of another format",
-            remedy="get it again from its publisher",
-        ) from None
+        what = f"{path} cannot be read as a tarball: {error}"
+        raise SourceError(what, remedy="get it again from its publisher") from None
 
 
 def folder_files(top: Path, need: TreePurpose) -> Iterator[tuple[str, os.stat_result]]:
@@ -96,9 +93,7 @@ def repository(repo: Path, commit: str, need: TreePurpose) -> SourceFiles:
         except SourceError as error:
             data, why = None, f": {error.cause}"
         if data is None:
-            raise SourceError(
-                f"{repo} lacks the content of {item.path} ({item.blob})",
-                cause=f"a partial or damaged clone{why}",
-                remedy="fetch it there, or name another source",
-            )
+            what = f"{repo} lacks the content of {item.path} ({item.blob})"
+            cause, remedy = f"a partial or damaged clone{why}", "fetch it there, or name another source"
+            raise SourceError(what, cause=cause, remedy=remedy)
         yield SourceFile(item.path, item.mode, data)

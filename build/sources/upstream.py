@@ -38,10 +38,7 @@ def remote_commit(release: Release) -> str:
     try:
         done = Git(Path.cwd(), settings=Settings.REMOTE).call("ls-remote", url(), *names, timeout=CONNECT_TIMEOUT)
     except subprocess.TimeoutExpired:
-        raise EnvironmentUnfitError(
-            f"{url()} did not answer within {CONNECT_TIMEOUT:.0f} s",
-            cause="no network, or a firewall that drops packets",
-        ) from None
+        raise EnvironmentUnfitError(f"{url()} did not answer within {CONNECT_TIMEOUT:.0f} s") from None
     if done.returncode:
         raise EnvironmentUnfitError(f"{url()} cannot be reached", cause=done.tail)
     rows = [row.split() for row in done.stdout.decode().splitlines()]
@@ -61,8 +58,7 @@ def check_commit(release: Release, found: str, where: str) -> None:
         raise DigestMismatchError(
             f"{where}: {release.tag} is not the pinned commit\npinned {release.commit}\nfound  {found}",
             cause="the tag was moved, or the repository is not PyTorch's",
-            remedy="nothing was built; compare with `torch.version.git_version` of the official wheel, which "
-            "names the commit it was built from",
+            remedy="nothing was built; compare with `torch.version.git_version` of the official wheel",
         )
 
 

@@ -39,10 +39,10 @@ def _headers(include_dir: Path) -> list[str]:
 
 
 def _refuse(tree: SourceTree, include_dir: Path, decisive: list[str], equal: int) -> None:
-    digests = (
-        (name, sha256_of(include_dir / name), sha256_of(tree.repo / tree_path(name))) for name in decisive[:_SHOWN]
-    )
-    rows = [f"{name}\n  wheel {theirs}\n  tree  {ours}" for name, theirs, ours in digests]
+    rows = []
+    for name in decisive[:_SHOWN]:
+        theirs, ours = sha256_of(include_dir / name), sha256_of(tree.repo / tree_path(name))
+        rows.append(f"{name}\n  wheel {theirs}\n  tree  {ours}")
     if len(decisive) > _SHOWN:
         rows.append(f"… and {len(decisive) - _SHOWN} more")
     raise DigestMismatchError(
@@ -69,10 +69,8 @@ def check_headers(tree: SourceTree, include_dir: Path, only: frozenset[str] | No
     if decisive:
         _refuse(tree, include_dir, decisive, equal)
     if not equal:
-        raise DigestMismatchError(
-            f"source tree and wheel of PyTorch {tree.release.version} share no header",
-            cause=f"{include_dir} is not the include folder of a torch wheel, or {tree.repo} no PyTorch source",
-        )
+        what = f"source tree {tree.repo} and wheel {include_dir} of PyTorch {tree.release.version} share no header"
+        raise DigestMismatchError(what)
     return HeaderComparison(equal, tuple(name for name in differing if name not in decisive))
 
 

@@ -158,11 +158,8 @@ def _leaves(name: str) -> bool:
 def _record(archive: zipfile.ZipFile, where: str = "") -> tuple[str, list[str], list[list[str]]]:
     """Return the name of RECORD, the names of the members, each there once and within the wheel, and the lines."""
     if out := [item.orig_filename for item in archive.infolist() if _leaves(item.orig_filename)]:
-        raise WheelError(
-            f"{where}members that leave the wheel: {', '.join(map(repr, out[:10]))}",
-            cause="installed, they would write over other files",
-            remedy="do not use this wheel",
-        )
+        what = f"{where}members that leave the wheel: {', '.join(map(repr, out[:10]))}"
+        raise WheelError(what, remedy="do not use this wheel")
     names = [item.filename for item in archive.infolist() if not item.is_dir()]
     if twice := sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []:
         raise WheelError(f"{where}duplicate members: {', '.join(twice[:10])}", cause="a damaged wheel")

@@ -50,12 +50,8 @@ def _metadata(release: Release, licences: Iterable[str]) -> bytes:
 
 def _facts(release: Release, overlay: Overlay) -> bytes:
     """Return the loader's facts: for which builds of torch the overlay was made."""
-    facts = {
-        "soname": overlay.soname,
-        "made_for": f"{release.version}+{release.wheel.local}",
-        "build_ids": sorted(set(overlay.made_for.values())),
-        "version": release.patched_version,
-    }
+    made_for, build_ids = f"{release.version}+{release.wheel.local}", sorted(set(overlay.made_for.values()))
+    facts = {"soname": overlay.soname, "made_for": made_for, "build_ids": build_ids, "version": release.patched_version}
     return (json.dumps(facts, indent=1, sort_keys=True) + "\n").encode()
 
 

@@ -90,11 +90,8 @@ def _plan(
     release: Release, names: list[str], tag_line: str, overlay: Overlay | None, files: Mapping[str, bytes | None]
 ) -> _Plan:
     if inside := [name for name in names if _OVERLAY.fullmatch(name)]:
-        raise WheelError(
-            f"this wheel has an overlay already: {', '.join(inside)}",
-            cause="a patched wheel, where the official one is wanted: of two overlays, one would not be in force",
-            remedy="give the official wheel, and build the patches of both overlays together, --patches FOLDER",
-        )
+        remedy = "give the official wheel, and build the patches of both overlays together, --patches FOLDER"
+        raise WheelError(f"this wheel has an overlay already: {', '.join(inside)}", remedy=remedy)
     old = f"torch-{release.wheel.version}.dist-info"
     version = release.patched_version.encode()
     extension = [name for name in names if _EXTENSION.fullmatch(name)]
@@ -103,9 +100,7 @@ def _plan(
     rewrite = {
         "torch/version.py": _substitute(rb"^__version__ = .*$", b"__version__ = '" + version + b"'", "version.py"),
         f"{old}/METADATA": _substitute(
-            rb"\AMetadata-Version: (.*)\nName: torch\nVersion: .*$",
-            rb"Metadata-Version: \1\nName: torch\nVersion: " + version,
-            "METADATA",
+            rb"\A(Metadata-Version: .*\nName: torch\nVersion: ).*$", rb"\g<1>" + version, "METADATA"
         ),
         f"{old}/WHEEL": _substitute(rb"^Tag: .*$", f"Tag: {tag_line}".encode(), "WHEEL"),
     }
@@ -115,13 +110,9 @@ def _plan(
         if name in rewrite:
             raise WheelError(f"the patch changes {name}, of which every wheel has its own", cause="it has the version")
         if data is not None and name in names:
-            rewrite[name] = partial(_replaced, data)
+            rewrite[name] = partial(lambda new, _: new, data)
     dropped = frozenset(name for name, data in files.items() if data is None)
     return _Plan(old, f"torch-{release.patched_version}.dist-info", rewrite, dropped)
-
-
-def _replaced(data: bytes, _: bytes) -> bytes:
-    return data
 
 
 def _copy(archive: zipfile.ZipFile, source: DigestedReader, writer: WheelWriter, plan: _Plan) -> None:
@@ -146,11 +137,8 @@ def _check_official(release: Release, official: Path, found: str) -> None:
     """Raise DigestMismatchError unless `found`, the digest of the copied bytes, is that of a wheel of the release."""
     if found not in release.wheel.sha256.values():
         pinned = "\n".join(f"pinned {digest}" for digest in release.wheel.sha256.values())
-        raise DigestMismatchError(
-            f"{official.name} is not an official wheel of PyTorch {release.version}\n{pinned}\nfound  {found}",
-            cause="the file was damaged or replaced after it had been fetched",
-            remedy=f"remove {official} and run again; the wheel that was made of it is removed",
-        )
+        what = f"{official.name} is not an official wheel of PyTorch {release.version}\n{pinned}\nfound  {found}"
+        raise DigestMismatchError(what, cause="the file was damaged or replaced", remedy=f"remove {official}")
 
 
 def assemble(
@@ -199,8 +187,5 @@ def check_disk(official: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     free, size = shutil.disk_usage(folder).free, official.stat().st_size + (64 << 20)
     if free <= size:
-        raise EnvironmentUnfitError(
-            f"{folder} has no room for the patched wheel",
-            cause=f"{free >> 20} MiB free",
-            remedy=f"free {size >> 20} MiB, or move the folder to another disk",
-        )
+        cause, remedy = f"{free >> 20} MiB free", f"free {size >> 20} MiB, or move the folder to another disk"
+        raise EnvironmentUnfitError(f"{folder} has no room for the patched wheel", cause=cause, remedy=remedy)

@@ -24,7 +24,7 @@ from cyclonedx.model.tool import ToolRepository
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
-from build.record import Artifact, Provenance
+from build.record import Artifact, Provenance, encode
 
 #: Its path in a wheel's dist-info.
 PLACE = PurePosixPath("sboms", "multiworld.cdx.json")
@@ -46,23 +46,16 @@ def _package(name: str, version: str, digest: str = "", scope: ComponentScope | 
     return Component(name=name, version=version, purl=purl, bom_ref=str(purl), hashes=hashes, scope=scope)
 
 
-def _header(pin: str) -> Component:
-    """Return a package that was compiled against, `name==version`: nothing of it is in the wheel but inlined code."""
-    name, _, version = pin.partition("==")
-    return _package(name, version, scope=ComponentScope.EXCLUDED)
-
-
 def _pedigree(proven: Provenance, ancestors: Sequence[Component]) -> Pedigree:
     """Return where the compiled code comes from: the upstream commit, and the patches on it."""
-    patches = [
-        Patch(type=PatchClassification.UNOFFICIAL, diff=Diff(url=XsUri(f"{item.name}#sha256={item.sha256}")))
-        for item in proven.patches
-    ]
+    diffs = (Diff(url=XsUri(f"{item.name}#sha256={item.sha256}")) for item in proven.patches)
+    patches = [Patch(type=PatchClassification.UNOFFICIAL, diff=diff) for diff in diffs]
     commit = Commit(uid=proven.commit, url=XsUri(f"{_UPSTREAM}/commit/{proven.commit}"))
     return Pedigree(ancestors=ancestors, commits=[commit], patches=patches)
 
 
 def _overlay(proven: Provenance) -> Component:
+    facts = [("source", proven.source), *(("unit", item.unit) for item in proven.units)]
     return Component(
         name=proven.soname,
         version=proven.version,
@@ -70,18 +63,14 @@ def _overlay(proven: Provenance) -> Component:
         hashes=_sha256(proven.overlay_sha256),
         licenses=[LicenseFactory().make_from_string(_LICENCES)],
         pedigree=_pedigree(proven, []),
-        properties=[
-            Property(name="multiworld:source", value=proven.source),
-            *(Property(name="multiworld:unit", value=item.unit) for item in proven.units),
-        ],
+        properties=[Property(name=f"multiworld:{name}", value=value) for name, value in facts],
     )
 
 
 def _tools(proven: Provenance) -> ToolRepository:
     names = [("compiler", proven.compiler), ("linker", proven.linker), ("multiworld", proven.assembly)]
-    return ToolRepository(
-        components=[Component(name=name, version=text, type=ComponentType.APPLICATION) for name, text in names if text]
-    )
+    kind = ComponentType.APPLICATION
+    return ToolRepository(components=[Component(name=name, version=text, type=kind) for name, text in names if text])
 
 
 def document(distribution: str, proven: Provenance, official: Artifact) -> bytes:
@@ -101,17 +90,12 @@ def document(distribution: str, proven: Provenance, official: Artifact) -> bytes
         root.pedigree = _pedigree(proven, [stock])
     else:
         parts.append(stock)
-    bom.metadata = BomMetaData(
-        component=root, tools=_tools(proven), properties=[Property(name="multiworld:limit", value=_LIMIT)]
-    )
-    for part in (*parts, *map(_header, proven.headers)):
+    limit = [Property(name="multiworld:limit", value=_LIMIT)]
+    bom.metadata = BomMetaData(component=root, tools=_tools(proven), properties=limit)
+    pins = (pin.partition("==")[::2] for pin in proven.headers)  # nothing of them is in the wheel but inlined code
+    for part in (*parts, *(_package(*pin, scope=ComponentScope.EXCLUDED) for pin in pins)):
         bom.components.add(part)
     bom.register_dependency(root, parts)
-    return _encoded(bom)
-
-
-def _encoded(bom: Bom) -> bytes:
-    """Return the JSON without the time stamp, which the library sets."""
     whole = msgspec.json.decode(JsonV1Dot6(bom).output_as_string())
     del whole["metadata"]["timestamp"]
-    return msgspec.json.format(msgspec.json.encode(whole), indent=2) + b"\n"
+    return encode(whole)

@@ -39,11 +39,8 @@ def uv_run(what: str, *arguments: str | Path, env: Mapping[str, str] | None = No
     """Run uv, which makes `what`; raise EnvironmentUnfitError if it fails."""
     done = run([uv.find_uv_bin(), *arguments], env=env, timeout=3600)
     if done.returncode:
-        raise EnvironmentUnfitError(
-            f"{what} could not be made",
-            cause=done.tail,
-            remedy="check network and disk; uv's settings (UV_DEFAULT_INDEX, UV_CACHE_DIR) apply",
-        )
+        remedy = "check network and disk; uv's settings (UV_DEFAULT_INDEX, UV_CACHE_DIR) apply"
+        raise EnvironmentUnfitError(f"{what} could not be made", cause=done.tail, remedy=remedy)
     return done
 
 

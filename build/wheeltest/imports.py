@@ -167,9 +167,6 @@ def require(subjects: Sequence[Subject], around: Surroundings) -> None:
     step(f"importing {' and '.join(subject.wheels[-1].name.partition('-')[0] for subject in subjects)}")
     failed = [said for said in run_together([partial(_import, subject, around) for subject in subjects]) if said]
     if failed:
-        raise OverlayCheckError(
-            "a wheel does not import, so it is not called built",
-            cause="\n".join(failed),
-            remedy="the initialisers of a unit of the overlay run a second time, or stock code is bound to what the "
-            "overlay has not made yet: move the change to a unit without such state, or make a full build",
-        )
+        what, cause = "a wheel does not import, so it is not called built", "\n".join(failed)
+        remedy = "move the change to a unit without initialisers, which run a second time, or make a full build"
+        raise OverlayCheckError(what, cause=cause, remedy=remedy)

@@ -12,9 +12,8 @@ import msgspec
 from rich.markup import escape
 from rich.table import Table
 
-from build import paths, seals
+from build import paths, record, seals
 from build.console import table
-from build.paths import atomic_write
 from build.record import BuildRecord
 from build.seals import sha256_of
 from build.wheeltest.environments import Form
@@ -63,6 +62,10 @@ class Run(msgspec.Struct, frozen=True):
         return dict(Counter(case.result for case in self.cases))
 
     @property
+    def heading(self) -> str:
+        return f"{self.form} (recorded)" if self.recorded else self.form
+
+    @property
     def green(self) -> bool:
         return self.exit == 0 and self.counts.get("passed", 0) > 0
 
@@ -101,19 +104,15 @@ def read_junit(path: Path) -> tuple[Case, ...]:
     return tuple(found)
 
 
-def write(record: TestRecord, folder: Path) -> None:
+def write(found: TestRecord, folder: Path) -> None:
     """Write `tests.json`, and a copy with the Python version in its name, which tests of other Pythons keep."""
-    for name in (NAME, f"tests-{record.python}.json"):
-        with atomic_write(folder / name) as part:
-            part.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+    for name in (NAME, f"tests-{found.python}.json"):
+        record.write_json(folder / name, found)
 
 
 def read(folder: Path) -> TestRecord | None:
     """Return the record of the last test in `folder`; None if there is none that can be read."""
-    try:
-        return msgspec.json.decode((folder / NAME).read_bytes(), type=TestRecord)
-    except (OSError, msgspec.DecodeError):
-        return None
+    return record.read_json(folder / NAME, TestRecord)
 
 
 def _cell(case: Case | None) -> str:
@@ -127,16 +126,12 @@ def probe_table(runs: tuple[Run, ...], title: str) -> Table:
     """Return the table of probes: the outcome of each on stock and in both patched forms."""
     forms = [run for run in runs if any(case.probe for case in run.cases)]
     caption = "probes run on the real ProcessGroupNCCL; backend: nccl (simulated)"
-    shown = table(title, "probe", "patch", *map(_heading, forms), caption=caption)
+    shown = table(title, "probe", "patch", *(run.heading for run in forms), caption=caption)
     by_form = [{case.probe: case for case in run.cases if case.probe} for run in forms]
     patches = {probe: case.patch for cases in by_form for probe, case in cases.items()}
     for probe, patch in patches.items():
         shown.add_row(probe, patch, *(_cell(cases.get(probe)) for cases in by_form))
     return shown
-
-
-def _heading(run: Run) -> str:
-    return f"{run.form} (recorded)" if run.recorded else run.form
 
 
 def fault_table(runs: tuple[Run, ...], title: str) -> Table:
@@ -147,7 +142,7 @@ def fault_table(runs: tuple[Run, ...], title: str) -> Table:
     unclean = [name for name in rows if any(name in cases and cases[name].result != "passed" for cases in by_form)]
     clean = f"{len(rows) - len(unclean)} of {len(rows)} rows are clean on every wheel that ran them"
     caption = f"{clean}; backend: nccl (simulated), which is no GPU"
-    shown = table(title, "fault", *map(_heading, forms), "why", caption=caption)
+    shown = table(title, "fault", *(run.heading for run in forms), "why", caption=caption)
     for name in unclean:
         found = [cases.get(name) for cases in by_form]
         why = next((case.why for case in found if case is not None and case.why), "")

@@ -21,20 +21,9 @@ from build.overlay.toolchain import free_memory
 from build.paths import REPO
 from build.process import run, run_shown, run_together
 from build.record import BuildRecord
+from build.wheeltest import results
 from build.wheeltest.environments import Form, environment, install
-from build.wheeltest.results import (
-    HARNESS,
-    SIMULATED,
-    Run,
-    TestRecord,
-    fault_table,
-    probe_table,
-    read_junit,
-    read_stock,
-    run_table,
-    write,
-    write_stock,
-)
+from build.wheeltest.results import HARNESS, SIMULATED, Run, TestRecord
 
 _CORE = ("tests/multiworld/core",)
 _FAULTS = ("tests/multiworld/faults",)
@@ -49,9 +38,8 @@ _ROWS = "torch-nccl and simulated"
 #: the drivers, and tensors that stay on the device, between processes on the imitation; both drivers
 _DEVICE = ("tests/multiworld/device",)
 #: On the overlay without `--whole`: its functions are the patched wheel's, and these rows call the patched ones.
-_DEVICE_PART = tuple(
-    f"{_DEVICE[0]}/test_{name}.py" for name in ("device_lost", "driver_watchdog", "isolation_device", "stream")
-)
+_ON_DEVICE = ("device_lost", "driver_watchdog", "isolation_device", "stream")
+_DEVICE_PART = tuple(f"{_DEVICE[0]}/test_{name}.py" for name in _ON_DEVICE)
 #: The oldest torch that the package serves; `dependencies` in pyproject.toml.
 _OLDEST = Version("2.2.1")
 #: Bytes of memory that one suite may take: test processes, and the workers that they fork.
@@ -114,7 +102,7 @@ def _run(
     log.info("%s on %s: exit status %d\n%s", suite, form.value, status, "\n".join(said))
     if status not in (0, *_INTERRUPTED):
         console.print("\n".join(said[-200:]), markup=False)
-    return Run(form.value, suite, status, read_junit(junit))
+    return Run(form.value, suite, status, results.read_junit(junit))
 
 
 def _probes(plan: Plan, form: Form, python: Path, bar: Progress, task: TaskID) -> Run:
@@ -211,7 +199,7 @@ def _python(plan: Plan, form: Form, wheels: list[Path], stack: ExitStack) -> Pat
 
 
 def _runs(plan: Plan) -> list[Run]:
-    known = [] if plan.stock else read_stock(plan.made)
+    known = [] if plan.stock else results.read_stock(plan.made)
     if not _needed(plan) <= {run.suite for run in known}:
         known = []
     if known:
@@ -225,18 +213,14 @@ def _runs(plan: Plan) -> list[Run]:
         runs = _first_proof(plan, pythons)
         if plan.extent is not Extent.FIRST:
             runs += _suites(plan, pythons)
-        write_stock(plan.made, runs)
+        results.write_stock(plan.made, runs)
     return [*known, *runs]
 
 
 def _needed(plan: Plan) -> set[str]:
     """Return the suites that a record of stock must have to take the place of a run."""
-    suites = {"probes", "wheel"}
-    if plan.multiworld:
-        suites.add(SIMULATED)
-    if plan.extent is not Extent.FIRST:
-        suites.add(HARNESS)
-    return suites
+    more = {SIMULATED} if plan.multiworld else set()
+    return {"probes", "wheel", *more} | ({HARNESS} if plan.extent is not Extent.FIRST else set())
 
 
 def prove_release(
@@ -285,9 +269,7 @@ def _built(release: str, folder: Path, python: str) -> BuildRecord:
         raise UsageError(f"{folder} holds no wheels{wanted} to test", remedy=remedy)
     for item in (made.patched, made.overlay):
         if record.artifact(folder / item.name) != item:
-            raise UsageError(
-                f"{item.name} is not the wheel in {record.NAME}", cause="it was replaced after the build", remedy=remedy
-            )
+            raise UsageError(f"{item.name} is not the wheel in {record.NAME}", remedy=remedy)
     return made
 
 
@@ -295,18 +277,14 @@ def _prove(release: str, plan: Plan) -> TestRecord:
     made = plan.made
     runs = tuple(_runs(plan))
     proven = all(item.green for item in runs)
-    found = TestRecord(
-        release, made.provenance.version, made.python, made.patched.sha256, made.overlay.sha256, proven, runs
-    )
-    write(found, plan.folder)
-    console.print(probe_table(runs, f"{found.version}: probes"))
+    wheels = made.patched.sha256, made.overlay.sha256
+    found = TestRecord(release, made.provenance.version, made.python, *wheels, proven, runs)
+    results.write(found, plan.folder)
+    console.print(results.probe_table(runs, f"{found.version}: probes"))
     if any(run.suite == SIMULATED for run in runs):
-        console.print(fault_table(runs, f"{found.version}: faults of worlds on NCCL"))
-    console.print(run_table(runs))
+        console.print(results.fault_table(runs, f"{found.version}: faults of worlds on NCCL"))
+    console.print(results.run_table(runs))
     if not proven:
-        raise ProbeError(
-            "the wheels fail their tests: " + ", ".join(f"{r.form}/{r.suite}" for r in runs if not r.green),
-            cause="see the failures above and the JUnit XML files",
-            remedy=f"read these files in {plan.folder}",
-        )
+        red = ", ".join(f"{run.form}/{run.suite}" for run in runs if not run.green)
+        raise ProbeError(f"the wheels fail their tests: {red}", remedy=f"see above, and the XML files in {plan.folder}")
     return found

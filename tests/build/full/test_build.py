@@ -26,6 +26,7 @@ from build.full.project import Project
 from build.full.record import FullRecord
 from build.full.toolchains import Kind
 from build.overlay.symbols import needed, run_path
+from build.record import read_json, write_json
 from tests.build.full import standin
 from tests.build.full.standin import ANSWER, FIXED, StandIn
 
@@ -77,7 +78,7 @@ def test_the_wheel_shows_what_the_patch_is_for(patched: FullRecord, dist: Path) 
     (probe,) = patched.probes
     assert (probe.stock != 0, probe.built, probe.as_expected) == (True, 0, True)
     assert all(check.passed for check in patched.checks)
-    assert record.read(dist, PYTHON) == patched
+    assert read_json(record.place(dist, PYTHON), FullRecord) == patched
     assert patched.provenance.patches[0].name == "0001-answer.patch"
     assert "tiny-runtime==1.0" in patched.installed
     assert any(item.startswith("cmake==") for item in patched.installed)
@@ -149,7 +150,7 @@ def test_the_same_input_gives_the_same_wheel(patched: FullRecord, tiny: StandIn,
     shutil.rmtree(workspace.of(project).tree)
     record.place(dist, PYTHON).unlink()
     assert engine.build(plan(replace(project, probes=())), dist).wheel == patched.wheel
-    record.write(patched, dist)
+    write_json(record.place(dist, PYTHON), patched)
 
 
 def test_a_probe_fails_on_a_wheel_without_the_patch(tiny: StandIn, stock: Path) -> None:
