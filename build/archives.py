@@ -13,16 +13,7 @@ from build.errors import WheelError
 
 #: A flipped bit may claim encryption or an unknown method (RuntimeError; NotImplementedError is one), a wrong name or
 #: date (ValueError; UnicodeDecodeError is one), or a place outside the file (EOFError, OverflowError).
-_DAMAGE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    struct.error,
-    EOFError,
-    ValueError,
-    OverflowError,
-    RuntimeError,
-    KeyError,
-)
+_DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, OverflowError, RuntimeError, KeyError)
 
 
 @contextmanager
@@ -33,8 +24,5 @@ def reading(name: str, remedy: str = "get it again: remove the file and run agai
     except (*_DAMAGE, OSError) as error:
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # what a seek before the file's start gives
             raise
-        raise WheelError(
-            f"{name} is not a wheel that can be read: {error or type(error).__name__}",
-            cause="the file is damaged, cut off, or something else",
-            remedy=remedy,
-        ) from error
+        what = f"{name} is not a wheel that can be read: {error or type(error).__name__}"
+        raise WheelError(what, remedy=remedy) from error

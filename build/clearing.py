@@ -111,13 +111,10 @@ def _of(kind: str, folder: Path) -> Iterator[tuple[Path, Path | None]]:
             yield path, path / ".lock"
         elif kind in _UNMARKED and path.match(_UNMARKED[kind]):
             yield path, None
-        elif path.suffix not in _MARKS and _is_marked(path):
+        elif path.suffix not in _MARKS and (
+            any(_beside(path, suffix).exists() for suffix in _MARKS) or (path / "entry.json").is_file()
+        ):
             yield path, _beside(path, ".lock")
-
-
-def _is_marked(path: Path) -> bool:
-    """Return whether an entry has a mark of the tooling: a lock, a lease, a seal, or the record of an object."""
-    return any(_beside(path, suffix).exists() for suffix in _MARKS) or (path / "entry.json").is_file()
 
 
 def entries() -> tuple[Entry, ...]:

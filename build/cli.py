@@ -53,13 +53,7 @@ def _app(first: str) -> typer.Typer:
     wanted = first.replace("-", "_")
     for name in [wanted] if wanted in names else names:
         app.command()(getattr(importlib.import_module(f"build.commands.{name}"), name))
-    return app
-
-
-def _loaded(first: str) -> typer.Typer:
-    """Return `_app(first)`, and let the garbage collector work, which `python -m build` turns off until then."""
-    app = _app(first)
-    if not gc.isenabled():  # what is loaded stays, and need not be looked through
+    if not gc.isenabled():  # `python -m build` turns it off until then: what is loaded stays
         gc.freeze()
         gc.enable()
     return app
@@ -68,7 +62,7 @@ def _loaded(first: str) -> typer.Typer:
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return the exit status: 0, the `exit_code` of the error, or 130 after Ctrl-C."""
     words = sys.argv[1:] if argv is None else argv
-    return guarded(lambda: _loaded(words[0] if words else ""), words)
+    return guarded(lambda: _app(words[0] if words else ""), words)
 
 
 def guarded(make: Callable[[], typer.Typer], argv: list[str] | None = None) -> int:

@@ -164,7 +164,7 @@ class Git:
         return {**_ENVIRONMENT, **of_user, **({"GIT_INDEX_FILE": str(self.index)} if self.index else {})}
 
     @contextlib.contextmanager
-    def _started(self, args: Sequence[str], source: int | IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    def _started(self, args: Sequence[str], source: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
         """Start a git command with pipes for its output, which Ctrl-C ends with all that it started."""
         command = self._command(args)
         log.debug("$ %s", shlex.join(command))
@@ -184,16 +184,10 @@ class Git:
         if done.returncode == 0:
             return done.stdout.decode().strip()
         if self.call("rev-parse", "--git-dir").returncode:
-            raise SourceError(
-                f"{self.folder} is not a git repository",
-                cause="a plain folder, or a path that does not exist",
-                remedy="give a git checkout or a bare repository",
-            )
-        raise SourceError(
-            f"{self.folder} has no revision {revision!r}",
-            cause="the name is wrong, or the clone is too shallow to have it",
-            remedy="give a branch, tag or commit that this repository has",
-        )
+            remedy = "give a git checkout or a bare repository"
+            raise SourceError(f"{self.folder} is not a git repository", remedy=remedy)
+        cause = "the name is wrong, or the clone is too shallow to have it"
+        raise SourceError(f"{self.folder} has no revision {revision!r}", cause=cause, remedy="give one that it has")
 
     def files(self, tree: str, *paths: str) -> dict[str, Entry]:
         """Return the files of a tree by path, default all of them."""
@@ -243,13 +237,13 @@ class Git:
         Raises:
             SourceError: git failed; its message is the cause.
         """
-        with self._started(("fast-import", "--quiet", "--done"), subprocess.PIPE) as process:
-            assert process.stdin is not None  # noqa: S101
-            complaints = _Complaints(process)
-            _feed(process.stdin, _import_stream(files, message, tag))
-            said = complaints.text()
+        with tempfile.TemporaryFile() as source:
+            source.writelines(_import_stream(files, message, tag))
+            source.seek(0)
+            with self._started(("fast-import", "--quiet", "--done"), source) as process:
+                _, said = process.communicate()
         if process.returncode:
-            raise SourceError("git fast-import failed", cause=said)
+            raise SourceError("git fast-import failed", cause=said[-2000:].decode("utf-8", "replace").strip())
 
     def changed_files(self) -> list[str]:
         """Return the paths with unstaged changes, untracked ones included."""
@@ -280,16 +274,6 @@ def _file_with(data: bytes) -> Iterator[IO[bytes]]:
         file.write(data)
         file.seek(0)
         yield file
-
-
-def _feed(pipe: IO[bytes], blocks: Iterable[bytes]) -> None:
-    """Write `blocks` and close the pipe; a command that ends early reports the reason on its error output."""
-    with contextlib.suppress(BrokenPipeError):
-        for block in blocks:
-            pipe.write(block)
-    # The buffer has no reader either; without a close here, a later flush would fail elsewhere.
-    with contextlib.suppress(BrokenPipeError):
-        pipe.close()
 
 
 def _import_stream(files: Iterable[tuple[str, str, bytes]], message: bytes, tag: str) -> Iterator[bytes]:
@@ -327,11 +311,8 @@ def repository(folder: Path) -> Git | None:
     done = git.call("rev-parse", "--is-bare-repository", "--show-prefix")
     if done.returncode:
         if os.path.lexists(folder / ".git"):
-            raise SourceError(
-                f"{folder} is a git repository that git cannot read",
-                cause=done.tail,
-                remedy="repair it, or give a copy without its .git",
-            )
+            what = f"{folder} is a git repository that git cannot read"
+            raise SourceError(what, cause=done.tail, remedy="repair it, or give a copy without its .git")
         return None
     bare, prefix = os.fsdecode(done.stdout).split("\n")[:2]
     return git if bare == "true" or prefix == "" else None

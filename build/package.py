@@ -47,7 +47,9 @@ def make(folder: Path) -> Path:
         raise EnvironmentUnfitError(f"this is {sys.platform} on {platform.machine()}; the wheel is for x86_64 Linux")
     compiler = toolchain.find(_GCC)
     with tempfile.TemporaryDirectory(prefix="wheel-") as scratch:
-        wheel = _compiled(compiler, Path(scratch))
+        step(f"the wheel, by {compiler.identity}")
+        uv_run("the wheel", "build", "--wheel", "--out-dir", scratch, REPO, env=settings(compiler))
+        wheel = next(Path(scratch).glob("*.whl"))
         check_tag(wheel)
         if not (works := ", ".join(tried(wheel, Path(scratch)))):
             raise EnvironmentUnfitError("no CPython to try the wheel on", remedy="install one, see `uv python list`")
@@ -55,13 +57,6 @@ def make(folder: Path) -> Path:
         with atomic_write(folder / wheel.name) as part:
             shutil.copyfile(wheel, part)
     return folder / wheel.name
-
-
-def _compiled(compiler: Toolchain, scratch: Path) -> Path:
-    """Build the wheel, with the engine in it."""
-    step(f"the wheel, by {compiler.identity}")
-    uv_run("the wheel", "build", "--wheel", "--out-dir", scratch, REPO, env=settings(compiler))
-    return next(scratch.glob("*.whl"))
 
 
 def settings(compiler: Toolchain) -> dict[str, str]:
@@ -79,11 +74,10 @@ def check_tag(wheel: Path) -> None:
     tag = found["overall_tag"]
     note(f"auditwheel: {tag}")
     if newer(tag, _NEWEST) != _NEWEST or not wheel.stem.endswith(f"-cp310-abi3-{tag}"):
-        raise WheelError(
-            f"{wheel.name} needs {tag}; its name must say that, and it may need no more than {_NEWEST}",
-            cause=f"its libraries use {json.dumps(found['versioned_symbols'])}",
-            remedy="define what is too new in build/overlay/native/compat, or correct platform_tag in hatch_build.py",
-        )
+        what = f"{wheel.name} needs {tag}; its name must say that, and it may need no more than {_NEWEST}"
+        cause = f"its libraries use {json.dumps(found['versioned_symbols'])}"
+        remedy = "define what is too new in build/overlay/native/compat, or correct platform_tag in hatch_build.py"
+        raise WheelError(what, cause=cause, remedy=remedy)
 
 
 def tried(wheel: Path, scratch: Path) -> Iterator[str]:

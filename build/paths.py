@@ -42,11 +42,10 @@ def cache(*parts: str) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise EnvironmentUnfitError(
-            f"the cache cannot have a folder {path}",
-            cause="a file has that name, or the name of a folder above it",
-            remedy="remove or rename that file, or set MULTIWORLD_CACHE to another folder",
-        ) from None
+        remedy = (
+            "remove the file that has its name, or that of a folder above; or set MULTIWORLD_CACHE to another folder"
+        )
+        raise EnvironmentUnfitError(f"the cache cannot have a folder {path}", remedy=remedy) from None
     return path
 
 
@@ -56,9 +55,8 @@ def lock_timeout() -> float:
     try:
         return max(0.0, float(text))
     except ValueError:
-        raise UsageError(
-            f"MULTIWORLD_LOCK_TIMEOUT={text} is not a number of seconds", remedy="set it to e.g. 60, or unset it"
-        ) from None
+        what = f"MULTIWORLD_LOCK_TIMEOUT={text} is not a number of seconds"
+        raise UsageError(what, remedy="set it to e.g. 60, or unset it") from None
 
 
 @contextmanager
@@ -83,11 +81,9 @@ def locked(path: Path, purpose: str, *, leave: bool = True) -> Iterator[None]:
         try:
             lock.acquire(timeout=wait)
         except Timeout:
-            raise BusyError(
-                f"{purpose} is still locked by another run after {wait:.0f} s",
-                cause=f"lock file {lock.lock_file}",
-                remedy="wait for that run, or end it; the lock goes with its process",
-            ) from None
+            what = f"{purpose} is still locked by another run after {wait:.0f} s"
+            remedy = "wait for that run, or end it; the lock goes with its process"
+            raise BusyError(what, cause=f"lock file {lock.lock_file}", remedy=remedy) from None
     try:
         yield
     finally:

@@ -143,20 +143,16 @@ def _headers(request: Request, release: Release, plan: Plan) -> tuple[Path, ...]
     return (*official.fetch_headers(release), *python, *own)
 
 
-def _originals(applied: AppliedTree) -> dict[str, str]:
-    """Return the changed files as the release has them."""
-    names = [change.path for change in applied.changed]
-    blobs = Git(applied.checkout).blobs([f"{applied.base}:{name}" for name in names])
-    return {name: (data or b"").decode("utf-8", "surrogateescape") for name, data in zip(names, blobs, strict=True)}
-
-
 def _inputs(
     request: Request, release: Release, tree: SourceTree, applied: AppliedTree, plan: Plan, wheel: Path
 ) -> Inputs:
+    names = [change.path for change in applied.changed]
+    blobs = Git(applied.checkout).blobs([f"{applied.base}:{name}" for name in names])
+    texts = ((data or b"").decode("utf-8", "surrogateescape") for data in blobs)
     return Inputs(
         release=release,
         tree=applied.checkout,
-        changed=tuple(change.path for change in applied.changed),
+        changed=tuple(names),
         wheel=official.unpack(wheel),
         python=request.python,
         wheel_sha256=release.wheel.sha256[request.python],
@@ -164,7 +160,7 @@ def _inputs(
         toolchain=toolchain.find(release.min_gcc),
         units=plan.units,
         owners=plan.owners,
-        originals=_originals(applied),
+        originals=dict(zip(names, texts, strict=True)),
         safe_headers=_safe_headers(release),
         defines=request.own.defines,
         extensions_rebuilt=request.own.extensions_rebuilt,
@@ -185,7 +181,6 @@ def documents(distribution: str, proven: record.Provenance, wheel: record.Artifa
 
 
 def _plan(request: Request, release: Release, applied: AppliedTree, patches: tuple[PatchFile, ...]) -> Plan:
-    """Plan what serves the patches."""
     by = "series" if release.series else "patch"
     change = changes(Git(applied.checkout), applied.base, applied.head, patchset.outside(patches), by)
     limits = Limits(request.own.most_units, request.own.defines, release.defines, _safe_headers(release))

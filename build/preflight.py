@@ -67,11 +67,9 @@ def interpreter(python: str) -> Path:
     path = Path(found.stdout.decode().strip())
     tried = found if found.returncode else run([path, "-I", "-c", _USABLE], timeout=60)
     if tried.returncode:
-        raise EnvironmentUnfitError(
-            f"this machine has no working Python {python} to import the wheel with",
-            cause=tried.tail,
-            remedy=f"install it (`apt-get install python{python}-venv` or `uv python install {python}`)",
-        )
+        what = f"this machine has no working Python {python} to import the wheel with"
+        remedy = f"install it (`apt-get install python{python}-venv` or `uv python install {python}`)"
+        raise EnvironmentUnfitError(what, cause=tried.tail, remedy=remedy)
     return path
 
 
@@ -91,19 +89,13 @@ def headers(python: str, named: Iterable[Path] = ()) -> Path:
     for folder in folders:
         if (folder / "Python.h").is_file():
             return folder
+    where = f"{folders[-1]} has none" if folders else f"this machine has no Python {python}"
+    install = f"install them, e.g. `apt-get install python{python}-dev` or `uv python install {python}`"
     raise EnvironmentUnfitError(
         f"the headers of Python {python} are missing",
-        cause="the patch changes units of libtorch_python, which include Python.h; "
-        + (f"{folders[-1]} has none" if folders else f"this machine has no Python {python}"),
-        remedy=f"install them, e.g. `apt-get install python{python}-dev` or `uv python install {python}`; "
-        f"or name the folder: --include …/include/python{python}",
+        cause=f"the patch changes units of libtorch_python, which include Python.h; {where}",
+        remedy=f"{install}; or name the folder: --include …/include/python{python}",
     )
-
-
-def _programs(min_gcc: int) -> Iterator[str]:
-    if shutil.which("git") is None:
-        yield "git is not on PATH: install it"
-    yield from lacking(partial(toolchain.find, min_gcc))
 
 
 def _existing(folder: Path) -> Path:
@@ -128,22 +120,14 @@ def _disk(release: Release, python: str, dist: Path, *, local: bool) -> Iterator
     yield from _room(dist, DISK["results"])
 
 
-def _temporary() -> Iterator[str]:
-    """Check TMPDIR: git and the compiler each report a full one in their own way."""
-    for problem in _room(Path(tempfile.gettempdir()), DISK_TEMPORARY):
-        yield f"{problem}, or set TMPDIR to another folder"
-
-
 def _check_cache() -> None:
     """Make the cache's folder, or raise EnvironmentUnfitError with the reason."""
     try:
         cache()
     except OSError as error:
-        raise EnvironmentUnfitError(
-            f"the cache cannot have a folder {error.filename}: {error.strerror}",
-            cause="it is in your home folder unless MULTIWORLD_CACHE names another one",
-            remedy="make it possible to write there, or set MULTIWORLD_CACHE to a folder with 4 GB free",
-        ) from None
+        what = f"the cache cannot have a folder {error.filename}: {error.strerror}"
+        remedy = "make it possible to write there, or set MULTIWORLD_CACHE to a folder with 4 GB free"
+        raise EnvironmentUnfitError(what, remedy=remedy) from None
 
 
 def _network(release: Release, python: str) -> Iterator[str]:
@@ -154,14 +138,7 @@ def _network(release: Release, python: str) -> Iterator[str]:
         yield f"{problem}, and {', '.join(missing)} must be fetched"
 
 
-def check(
-    release: Release,
-    python: str,
-    dist: Path,
-    *,
-    source: Path | None = None,
-    imported: bool = True,
-) -> None:
+def check(release: Release, python: str, dist: Path, *, source: Path | None = None, imported: bool = True) -> None:
     """Check that this machine can build `release` into `dist`.
 
     Args:
@@ -176,13 +153,15 @@ def check(
     problems = [*other_platform(), *lacking(partial(pinned_digest, release, python))]
     if imported and python in release.wheel.sha256:
         problems += lacking(partial(interpreter, python))
-    problems += _programs(release.min_gcc)
-    problems += [*_disk(release, python, dist, local=source is not None), *_temporary(), *_network(release, python)]
+    problems += [] if shutil.which("git") else ["git is not on PATH: install it"]
+    problems += lacking(partial(toolchain.find, release.min_gcc))
+    problems += _disk(release, python, dist, local=source is not None)
+    # git and the compiler each report a full one in their own way.
+    temporary = _room(Path(tempfile.gettempdir()), DISK_TEMPORARY)
+    problems += [f"{problem}, or set TMPDIR to another folder" for problem in temporary]
+    problems += _network(release, python)
     if source is not None and not source.exists() and "@" not in str(source):
         problems.append(f"--source {source}: no such file or folder")
     if problems:
-        raise EnvironmentUnfitError(
-            f"this machine cannot build PyTorch {release.version}: {counted(len(problems), 'problem')}",
-            cause="\n".join(problems),
-            remedy="fix these and run again; nothing was started",
-        )
+        what = f"this machine cannot build PyTorch {release.version}: {counted(len(problems), 'problem')}"
+        raise EnvironmentUnfitError(what, cause="\n".join(problems), remedy="fix these and run again")

@@ -115,11 +115,8 @@ def start(
     except (FileNotFoundError, PermissionError) as error:
         if error.filename is not None and str(error.filename) == str(cwd):
             raise
-        raise EnvironmentUnfitError(
-            f"{argv[0]} cannot be run: {error.strerror}",
-            cause="it is not installed, not on PATH, or not executable",
-            remedy=f"install {Path(argv[0]).name}",
-        ) from None
+        what, remedy = f"{argv[0]} cannot be run: {error.strerror}", f"install {Path(argv[0]).name}"
+        raise EnvironmentUnfitError(what, remedy=remedy) from None
 
 
 @contextlib.contextmanager

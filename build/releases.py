@@ -187,8 +187,5 @@ def get(version: str) -> Release:
     known = load()
     if version in known:
         return known[version]
-    raise UnknownReleaseError(
-        f"release {version!r} is not known",
-        cause="build/releases.toml has no entry of that version",
-        remedy="use one of, nearest first: " + ", ".join(nearest(version, list(known))),
-    )
+    remedy = "use one of, nearest first: " + ", ".join(nearest(version, list(known)))
+    raise UnknownReleaseError(f"release {version!r} is not known: build/releases.toml has no entry", remedy=remedy)

@@ -15,6 +15,7 @@ from rich.table import Table
 from build import clearing
 from build.clearing import Entry
 from build.console import console, note, step
+from build.console import table as console_table
 from build.errors import BusyError, UsageError
 from build.paths import cache
 
@@ -41,10 +42,7 @@ def _spelt(size: int) -> str:
 
 
 def table(entries: Iterable[Entry]) -> Table:
-    """Return the table of what the cache holds, by kind."""
-    shown = Table(title=f"cache: {cache()}")
-    for column in ("kind", "holds", "entries", "size", "last use"):
-        shown.add_column(column, overflow="fold")
+    shown = console_table(f"cache: {cache()}", "kind", "holds", "entries", "size", "last use")
     every = list(entries)
     for kind, holds in clearing.KINDS.items():
         found = [item for item in every if item.kind == kind]
@@ -77,8 +75,6 @@ def clean(
     verb = "would be freed" if dry_run else "freed"
     step(f"{_spelt(sum(item.size for item in done.freed))} {verb}, {len(done.freed)} entries")
     if done.failed:
-        raise BusyError(
-            f"{len(done.failed)} entries could not be removed",
-            cause="\n".join(f"{item.path}: {reason}" for item, reason in done.failed),
-            remedy="remove them by hand, as the user who owns them",
-        )
+        what = f"{len(done.failed)} entries could not be removed"
+        cause = "\n".join(f"{item.path}: {reason}" for item, reason in done.failed)
+        raise BusyError(what, cause=cause, remedy="remove them by hand, as the user who owns them")

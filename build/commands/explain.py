@@ -8,13 +8,12 @@ from typing import Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from build import releases, sources
 from build.anypatch import beside as others
 from build.anypatch import patchset
 from build.anypatch.plan import MOST_UNITS, Limits, Plan, Serves, changes, make
-from build.console import console, counted, note, step
+from build.console import console, counted, note, step, table
 from build.git import Git
 from build.overlay import declarations
 from build.series.apply import commit_patches
@@ -22,12 +21,10 @@ from build.series.apply import commit_patches
 
 def show(plan: Plan) -> None:
     """Print what serves each changed file, and the units to compile."""
-    table = Table(title="what the patch needs")
-    for column in ("file", "served by", "why"):
-        table.add_column(column, overflow="fold")
+    shown = table("what the patch needs", "file", "served by", "why")
     for row in plan.rows:
-        table.add_row(escape(row.path), row.serves.value, escape(row.why))
-    console.print(table)
+        shown.add_row(escape(row.path), row.serves.value, escape(row.why))
+    console.print(shown)
     for unit, why in plan.units.items():
         note(f"{unit} ({plan.owners.of(unit)}): {why}")
 
@@ -35,10 +32,8 @@ def show(plan: Plan) -> None:
 def _say_seen(git: Git, plan: Plan, base: str, head: str) -> None:
     """Tell which changed headers leave extensions with other code, as far as their texts show it."""
     paths = [row.path for row in plan.rows if row.serves in {Serves.HEADER, Serves.ALONE}]
-    texts = [
-        (blob or b"").decode("utf-8", "surrogateescape")
-        for blob in git.blobs([f"{commit}:{path}" for path in paths for commit in (base, head)])
-    ]
+    blobs = git.blobs([f"{commit}:{path}" for path in paths for commit in (base, head)])
+    texts = [(blob or b"").decode("utf-8", "surrogateescape") for blob in blobs]
     for path, old, new in zip(paths, texts[::2], texts[1::2], strict=True):
         if old and (found := declarations.differing(old, new)) != []:
             said = "; ".join(found or ["the build compares its types"])
@@ -61,11 +56,8 @@ def explain(
     git = Git(tree.repo)
     with patchset.applying(tree.repo, patches, from_branch):
         head, _ = commit_patches(git, tree.base, chosen)
-    plan = make(
-        tree.repo,
-        changes(git, tree.base, head, patchset.outside(chosen)),
-        Limits(most_units, tuple(define or ()), entry.defines),
-    )
+    change = changes(git, tree.base, head, patchset.outside(chosen))
+    plan = make(tree.repo, change, Limits(most_units, tuple(define or ()), entry.defines))
     show(plan)
     plan.require()
     _say_seen(git, plan, tree.base, head)

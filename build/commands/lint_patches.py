@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from build import releases, sources
-from build.console import console, step
+from build.console import console, step, table
 from build.errors import PatchError, UsageError
 from build.git import split_revision
 from build.series import manifest as manifests
@@ -37,11 +35,8 @@ def lint_patches(
             _show(name, report)
             findings += report.findings
     if findings:
-        raise PatchError(
-            f"{len(findings)} findings in the patch series",
-            cause="\n".join(f"{item.where}: {item.what}" for item in findings),
-            remedy="correct the files above",
-        )
+        lines = "\n".join(f"{item.where}: {item.what}" for item in findings)
+        raise PatchError(f"{len(findings)} findings in the patch series", cause=lines, remedy="correct these files")
 
 
 def _finder(given: list[str]) -> FindSource:
@@ -68,12 +63,10 @@ def _finder(given: list[str]) -> FindSource:
 
 def _show(name: str, report: LintReport) -> None:
     step(f"series {name}: {report.files} patches read, {len(report.findings)} findings")
-    table = Table(box=None, padding=(0, 2))
-    for column in ("release", "applied with zero fuzz, exported to the same bytes"):
-        table.add_column(column, overflow="fold")
+    shown = table("", "release", "applied with zero fuzz, exported to the same bytes")
     for release in report.applied:
         bad = any(f"/{release}" in item.where for item in report.findings)
-        table.add_row(release, Text("no" if bad else "yes", style="red" if bad else "green"))
+        shown.add_row(release, "[red]no[/]" if bad else "[green]yes[/]")
     for release in report.not_applied:
-        table.add_row(release, Text("not checked: no sources at hand (or findings before)", style="dim"))
-    console.print(table)
+        shown.add_row(release, "[dim]not checked: no sources at hand (or findings before)[/]")
+    console.print(shown)

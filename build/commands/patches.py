@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from build import pages, paths, releases
-from build.console import console, note, step
+from build.console import console, note, step, table
 from build.series import manifest as manifests
 from build.series.manifest import SeriesEntry
 from build.series.overview import Column, Overview, PatchStatus, Progress, overview
@@ -61,15 +61,13 @@ def patches(html: Annotated[Path, typer.Option(help="where to write the page")] 
 
 
 def _table(item: Overview) -> Table:
-    table = Table(title=f"{item.manifest.series.name}: patches by release", title_justify="left")
-    table.add_column("patch", overflow="fold")
-    for column in item.columns:
-        table.add_column(column.release, justify="center", overflow="fold")
+    title = f"{item.manifest.series.name}: patches by release"
+    shown = table(title, "patch", *(column.release for column in item.columns))
     for row in item.rows:
-        table.add_row(row.patch.id, *(Text(cell.status.symbol, style=_STYLE[cell.status]) for cell in row.cells))
-    table.add_section()
-    table.add_row("release", *(column.progress.word for column in item.columns))
-    return table
+        shown.add_row(row.patch.id, *(Text(cell.status.symbol, style=_STYLE[cell.status]) for cell in row.cells))
+    shown.add_section()
+    shown.add_row("release", *(column.progress.word for column in item.columns))
+    return shown
 
 
 def page(series: Sequence[Overview]) -> str:

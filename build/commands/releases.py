@@ -10,6 +10,7 @@ from rich.table import Table
 
 from build import paths, record
 from build.console import console, note
+from build.console import table as console_table
 from build.releases import Release, load
 from build.series import manifest as manifests
 from build.series.overview import Progress, progress
@@ -48,10 +49,9 @@ def patches(release: Release) -> str:
 
 
 def table(releases: list[Release], dist: Path) -> Table:
-    shown = Table(title="PyTorch releases", caption="CUDA, NCCL and C++ ABI are those of the official wheel")
+    caption = "CUDA, NCCL and C++ ABI are those of the official wheel"
     columns = ("release", "CUDA", "NCCL", "ABI", "g++", "Python", "sources", "patches", "built here", "proven here")
-    for column in columns:
-        shown.add_column(column, overflow="fold")
+    shown = console_table("PyTorch releases", *columns, caption=caption)
     for release in releases:
         wheel, folder = release.wheel, dist / release.version
         needs = (wheel.cuda, wheel.nccl, str(int(wheel.cxx11_abi)), f">= {release.min_gcc}")

@@ -27,9 +27,8 @@ def switchml_patch(
     parameters = manifests.load(manifests.folder("switchml")).parameter
     patches = manifests.patches_of(release, ["switchml"])
     values = resolve(parameters, variables or [], (folder or Path.cwd()).absolute())
-    placed = [
-        f"{name}={value}" for name, value in values.items() if any(b"@%s@" % name.encode() in p.diff for p in patches)
-    ]
+    diffs = b"".join(patch.diff for patch in patches)
+    placed = [f"{name}={value}" for name, value in values.items() if b"@%s@" % name.encode() in diffs]
     head = "\n".join([f"SwitchML's all-reduce offload for PyTorch {release}", *placed, ""])
     target = Path(next(values[item.name] for item in parameters if item.output)) / _FILE
     with paths.atomic_write(target) as part:

@@ -7,6 +7,7 @@ import os
 import platform
 import tempfile
 import zipfile
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -134,13 +135,8 @@ def _check_size(path: Path, packages: Path) -> None:
     size = path.stat().st_size
     if size < MOST:
         return
-    sizes = {
-        top.name: sum(file.stat().st_size for file in (top, *top.rglob("*")) if file.is_file())
-        for top in packages.iterdir()
-    }
-    largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:3]
-    raise WheelError(
-        f"the bundle has {size / 1e6:.1f} MB, more than {MOST / 1e6:.0f} MB",
-        cause="the largest packages: " + ", ".join(f"{name} ({sizes[name] / 1e6:.1f} MB)" for name in largest),
-        remedy="drop a requirement of the group `gpu` in pyproject.toml that the tests do without",
-    )
+    files = {top.name: [file for file in (top, *top.rglob("*")) if file.is_file()] for top in packages.iterdir()}
+    sizes = Counter({name: sum(file.stat().st_size for file in inside) for name, inside in files.items()})
+    largest = ", ".join(f"{name} ({size / 1e6:.1f} MB)" for name, size in sizes.most_common(3))
+    what = f"the bundle has {size / 1e6:.1f} MB, more than {MOST / 1e6:.0f} MB; the largest packages: {largest}"
+    raise WheelError(what, remedy="drop a requirement of the group `gpu` in pyproject.toml that the tests do without")

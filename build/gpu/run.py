@@ -72,11 +72,8 @@ def find(asked: Path | None) -> Interpreter:
             return known
     if asked:
         raise UsageError(f"{asked} has no torch", remedy="give a Python with a CUDA build of torch: --python PATH")
-    raise EnvironmentUnfitError(
-        "no Python with torch was found",
-        cause="tried " + ", ".join(tried),
-        remedy="install a CUDA build of torch, or name the Python that has it: --python PATH",
-    )
+    remedy = "install a CUDA build of torch, or name the Python that has it: --python PATH"
+    raise EnvironmentUnfitError("no Python with torch was found", cause="tried " + ", ".join(tried), remedy=remedy)
 
 
 def _candidates() -> Iterator[Path]:
@@ -170,7 +167,8 @@ def run(order: Order) -> None:
         python = _prepared(order, stack)
         facts = _facts(python)
         _write(order.out / "facts.json", facts)
-        _say(f"torch {facts['torch']}, {_device(facts)}")
+        names = ", ".join(f"{item['name']} ({item['memory_MiB']} MiB)" for item in facts["devices"])
+        _say(f"torch {facts['torch']}, {names or 'NO NVIDIA DEVICE: ' + facts['no_device']}")
         status = _tests(python, order)
     tally = counted(order.out / "gpu.xml")
     _write(order.out / "result.json", {"pytest_status": status, **asdict(tally), "facts": facts})
@@ -188,21 +186,16 @@ def _prepared(order: Order, stack: ExitStack) -> Path:
     if manifest.is_file():
         return _of_bundle(found, json.loads(manifest.read_text(encoding="utf-8")), stack)
     if found.missing:
-        raise EnvironmentUnfitError(
-            f"{found.path} lacks {', '.join(found.missing)}",
-            cause="the tests need them, and outside of a bundle nothing is installed",
-            remedy="install them there (`pip install --group gpu`), or make a bundle on a machine with network: "
-            "`nox -s gpu -- --bundle`",
-        )
+        remedy = "install them there (`pip install --group gpu`), or make a bundle elsewhere: `nox -s gpu -- --bundle`"
+        raise EnvironmentUnfitError(f"{found.path} lacks {', '.join(found.missing)}", remedy=remedy)
     return found.path
 
 
 def _of_bundle(found: Interpreter, manifest: dict[str, Any], stack: ExitStack) -> Path:
     if found.version != manifest["python"]:
-        raise EnvironmentUnfitError(
-            f"the bundle is for Python {manifest['python']}; {found.path} is {found.version}",
-            remedy=f"name another Python (--python PATH), or make the bundle with `--python {found.version}`",
-        )
+        what = f"the bundle is for Python {manifest['python']}; {found.path} is {found.version}"
+        remedy = f"name another Python (--python PATH), or make the bundle with `--python {found.version}`"
+        raise EnvironmentUnfitError(what, remedy=remedy)
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="multiworld-gpu-")))
     _say(f"{len(manifest['packages'])} packages on top of {found.path}")
     return layered(found, CHECKOUT.parent / PACKAGES, folder / "venv")
@@ -212,25 +205,14 @@ def _facts(python: Path) -> dict[str, Any]:
     command: list[str | Path] = [python, "-m", "build.gpu.facts"]
     try:
         done = subprocess.run(
-            command,
-            cwd=CHECKOUT,
-            env=_environment(),
-            timeout=_FACTS_SECONDS,
-            check=True,
-            capture_output=True,
-            text=True,
-            errors="replace",
+            command, cwd=CHECKOUT, env=_environment(), timeout=_FACTS_SECONDS, check=True, capture_output=True
         )
         facts: dict[str, Any] = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        cause = str(getattr(error, "stderr", "") or error).strip()
-        raise EnvironmentUnfitError(f"{python} cannot import torch", cause=cause[-2000:]) from None
+        said = getattr(error, "stderr", b"") or str(error).encode()
+        cause = said[-2000:].decode("utf-8", "replace").strip()
+        raise EnvironmentUnfitError(f"{python} cannot import torch", cause=cause) from None
     return facts
-
-
-def _device(facts: dict[str, Any]) -> str:
-    names = ", ".join(f"{item['name']} ({item['memory_MiB']} MiB)" for item in facts["devices"])
-    return names or f"NO NVIDIA DEVICE: {facts['no_device']}"
 
 
 def _environment() -> dict[str, str]:
@@ -245,16 +227,8 @@ def _tests(python: Path, order: Order) -> int:
     command: list[str | Path] = [python, "-m", "pytest", "-m", "gpu", "-rs", "-p", "no:cacheprovider"]
     command += [f"--junitxml={junit}"]
     with (order.out / "pytest.log").open("w", encoding="utf-8") as log:
-        process = subprocess.Popen(
-            [*command, *order.pytest],
-            cwd=CHECKOUT,
-            env=_environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
-        with process:
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "errors": "replace"}
+        with subprocess.Popen([*command, *order.pytest], cwd=CHECKOUT, env=_environment(), **pipes) as process:
             for line in process.stdout or ():
                 sys.stdout.write(line)
                 log.write(line)
@@ -278,16 +252,11 @@ def counted(junit: Path) -> Tally:
 def judge(status: int, tally: Tally, facts: dict[str, Any]) -> None:
     """Raise the error that says what is wrong with a run; return if it has shown something and nothing failed."""
     if tally.failed or status not in (_PASSED, _FAILED, _NOTHING_COLLECTED):
-        raise ProbeError(
-            f"tests on the device: {tally}; pytest ended with status {status}", cause="see pytest.log in the results"
-        )
+        raise ProbeError(f"tests on the device: {tally}; pytest ended with status {status}: see pytest.log")
     if not facts["devices"]:
-        raise NoDeviceError(
-            "there is no NVIDIA device, so nothing about one is shown",
-            cause=f"{facts['no_device']}",
-            remedy="run on a machine with an NVIDIA device, its driver and a CUDA build of torch; "
-            "`pytest tests/multiworld/faults -k simulated` needs none",
-        )
+        what = "there is no NVIDIA device, so nothing about one is shown"
+        remedy = "run where there is one, with a CUDA build of torch; or `pytest tests/multiworld/faults -k simulated`"
+        raise NoDeviceError(what, cause=str(facts["no_device"]), remedy=remedy)
     if not tally.passed:
         what = "every row was skipped" if tally.skipped else "no chosen row is marked `gpu`"
         raise NoDeviceError(f"{what}, so nothing is shown", cause="\n".join(tally.reasons))
@@ -302,7 +271,6 @@ def _say(message: str) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run; return the exit status."""
     try:
         run(parsed(sys.argv[1:] if arguments is None else arguments))
     except ToolError as error:
