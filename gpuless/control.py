@@ -193,13 +193,9 @@ class Remote:
         """Wake what waits for a change; without this system call it would look within some milliseconds."""
         self._add(_CHANGED)
         word = ctypes.c_uint32.from_buffer(self._view, _CHANGED)
-        if (number := _futex_number()) is not None:
+        if (number := {"x86_64": 202, "aarch64": 98}.get(platform.machine())) is not None:
             ctypes.CDLL(None).syscall(number, ctypes.byref(word), _FUTEX_WAKE, _ALL_WAITERS, None, None, 0)
         del word  # it holds the map
-
-
-def _futex_number() -> int | None:
-    return {"x86_64": 202, "aarch64": 98}.get(platform.machine())
 
 
 def _mapped(path: Path, until: float) -> mmap.mmap:

@@ -61,11 +61,8 @@ class ForkServer:
             line = answers.readline()
         if not line:
             said = os.pread(self.errors.fileno(), 1 << 20, 0).decode("utf-8", "replace").strip()
-            raise EnvironmentUnfitError(
-                "the server that starts the probes has ended",
-                cause=said[-2000:] or "it printed nothing",
-                remedy="check that this interpreter can `import torch, torch.distributed`",
-            )
+            what, remedy = "the server that starts the probes has ended", "check that `import torch.distributed` works"
+            raise EnvironmentUnfitError(what, cause=said[-2000:] or "it printed nothing", remedy=remedy)
         status: int | None = json.loads(line)
         return status
 

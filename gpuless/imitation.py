@@ -12,10 +12,12 @@ import shlex
 import shutil
 import subprocess
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from build import seals
 from build.errors import EnvironmentUnfitError
+from build.overlay.symbols import build_id
 from build.paths import cache
 from gpuless import symbols
 from gpuless.subject import Subject, examine
@@ -46,10 +48,8 @@ class Native:
     def environment(self) -> dict[str, str]:
         """The dynamic loader's variables that put the imitation before the real libraries."""
         # Bare names, found by the library path: LD_PRELOAD cannot hold a folder with a space in it.
-        return {
-            "LD_PRELOAD": f"{self.imitation.name}:{self.rest.name}",
-            "LD_LIBRARY_PATH": str(self.driver.parent),
-        }
+        names = f"{self.imitation.name}:{self.rest.name}"
+        return {"LD_PRELOAD": names, "LD_LIBRARY_PATH": str(self.driver.parent)}
 
 
 def environment(
@@ -91,12 +91,9 @@ def built(subject: Subject) -> Native:
         EnvironmentUnfitError: no C compiler, or it failed.
     """
     compiler = _compiler()
-    key = _digest(subject, compiler)
-    folder = seals.built(
-        cache("gpuless") / key[:32],
-        "the imitation of CUDA and NCCL",
-        lambda part: _compile_all(subject, compiler, part),
-    )
+    place = cache("gpuless") / _digest(subject, compiler)[:32]
+    fill = partial(_compile_all, subject, compiler)
+    folder = seals.built(place, "the imitation of CUDA and NCCL", fill)
     return Native(folder / "libgpuless.so", folder / "libgpuless_rest.so", folder / "libcuda.so.1")
 
 
@@ -105,11 +102,8 @@ def _compiler() -> list[str]:
     for candidate in [asked] if asked else [["cc"], ["gcc"], ["clang"]]:
         if shutil.which(candidate[0]):
             return candidate
-    raise EnvironmentUnfitError(
-        f"no C compiler found ({' '.join(asked) or 'cc, gcc, clang'})",
-        cause="the probes build an imitation of the CUDA runtime and NCCL for the installed torch",
-        remedy="install gcc or clang, or set the variable CC to a compiler",
-    )
+    what = f"no C compiler found ({' '.join(asked) or 'cc, gcc, clang'})"
+    raise EnvironmentUnfitError(what, remedy="install gcc or clang, or set the variable CC to a compiler")
 
 
 def _digest(subject: Subject, compiler: list[str]) -> str:
@@ -123,7 +117,7 @@ def _digest(subject: Subject, compiler: list[str]) -> str:
         digest.update((subject.cuda_headers / header).read_bytes())
     for library in (*subject.torch_libraries, subject.cudart, subject.nccl):
         # NVIDIA's libraries have no build id; size and file name tell their versions apart.
-        digest.update((symbols.build_id(library) or f"{library.name} {library.stat().st_size}").encode())
+        digest.update((build_id(library) or f"{library.name} {library.stat().st_size}").encode())
     return digest.hexdigest()
 
 
@@ -156,8 +150,6 @@ def _run(command: list[str]) -> None:
         what = f"the C compiler could not be run: {shlex.join(command)}"
         raise EnvironmentUnfitError(what, cause=str(error)) from None
     if done.returncode:
-        raise EnvironmentUnfitError(
-            f"the imitation of CUDA and NCCL does not compile: {shlex.join(command)}",
-            cause=done.stderr[-2000:],
-            remedy="install a newer C compiler, or report the CUDA version with this output",
-        )
+        what = f"the imitation of CUDA and NCCL does not compile: {shlex.join(command)}"
+        remedy = "install a newer C compiler, or report the CUDA version with this output"
+        raise EnvironmentUnfitError(what, cause=done.stderr[-2000:], remedy=remedy)

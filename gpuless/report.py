@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 from rich.table import Table
 
+from build.console import table as console_table
 from gpuless.catalogue import PROBES
 from gpuless.model import ProbeResult, Verdict
 
@@ -20,10 +21,8 @@ _STYLE: Mapping[Verdict, str] = {
 
 def table(results: Iterable[ProbeResult], title: str) -> Table:
     """Return a table: probe, patch, expected, got, verdict."""
-    shown = Table(title=title, caption="backend: nccl (simulated); no GPU, no data between processes")
-    for column in ("probe", "patch", "expected", "got", "verdict"):
-        shown.add_column(column, no_wrap=column != "probe", overflow="fold")
-    shown.add_column("seconds", justify="right", overflow="fold")
+    caption = "backend: nccl (simulated); no GPU, no data between processes"
+    shown = console_table(title, "probe", "patch", "expected", "got", "verdict", "seconds", caption=caption)
     for result in results:
         style = _STYLE[result.verdict]
         shown.add_row(

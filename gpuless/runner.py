@@ -9,7 +9,7 @@ import re
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -69,9 +69,8 @@ class Runner:
             got, detail = _outcome(probe, code, text, folder)
         expected = probe.expected(form, release)
         got = _right_failure(probe, got, text, form)
-        verdict = (
-            Verdict.NOT_MEASURED if expected is None else Verdict.AS_EXPECTED if got is expected else Verdict.MISMATCH
-        )
+        judged = Verdict.AS_EXPECTED if got is expected else Verdict.MISMATCH
+        verdict = Verdict.NOT_MEASURED if expected is None else judged
         return ProbeResult(probe, release, form, got, verdict, seconds, detail, text[-_OUTPUT_END:])
 
 
@@ -127,21 +126,16 @@ def run_probes(
     def doubtful(result: ProbeResult) -> bool:
         return form is Form.STOCK and result.verdict is Verdict.MISMATCH
 
-    def one(probe: Probe) -> ProbeResult:
+    def one(probe: Probe, again: bool = False) -> ProbeResult:
         result = runner.run(probe, form)
-        if not doubtful(result):
+        if again or not doubtful(result):
             done(result)
-        return result
-
-    def again(probe: Probe) -> ProbeResult:
-        result = runner.run(probe, form)
-        done(result)
         return result
 
     with ThreadPoolExecutor(jobs or _PER_CORE * len(os.sched_getaffinity(0))) as pool:
         try:
             results = list(pool.map(one, probes))
-            return tuple(again(result.probe) if doubtful(result) else result for result in results)
+            return tuple(one(result.probe, True) if doubtful(result) else result for result in results)
         except BaseException:  # Ctrl-C: do not wait for running probes
             pool.shutdown(wait=False, cancel_futures=True)
             runner.end()
@@ -151,16 +145,9 @@ def run_probes(
 def _environment(probe: Probe, folder: Path) -> dict[str, str]:
     """Return the variables of one probe, set on top of the server's."""
     own = {name: str(folder / "trace_") for name in ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE")}
-    return {**probe.environment, **_old_names(_BASE | dict(probe.environment)), **own, "TMPDIR": str(folder)}
-
-
-def _old_names(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the mode of error handling under its only name in releases before 2.2.
-
-    Later releases read it as well, where the new name is not set; it always is.
-    """
-    name = "NCCL_ASYNC_ERROR_HANDLING"
-    return {name: environment.get(name, environment[f"TORCH_{name}"])}
+    every, mode = _BASE | dict(probe.environment), "NCCL_ASYNC_ERROR_HANDLING"
+    own[mode] = every.get(mode, every[f"TORCH_{mode}"])  # its only name before 2.2; later ones read it last
+    return {**probe.environment, **own, "TMPDIR": str(folder)}
 
 
 def _outcome(probe: Probe, code: int | None, output: str, folder: Path) -> tuple[Outcome, dict[str, object]]:

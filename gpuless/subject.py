@@ -71,16 +71,11 @@ def examine(python: Path) -> Subject:
     """
     facts = _ask(python)
     if not facts["root"]:
-        raise EnvironmentUnfitError(
-            f"{python} has no torch",
-            cause="the interpreter of another environment was given",
-            remedy="give the interpreter of an environment with a CUDA build of torch (--python)",
-        )
+        remedy = "give the interpreter of an environment with a CUDA build of torch (--python)"
+        raise EnvironmentUnfitError(f"{python} has no torch", remedy=remedy)
     if not facts["cuda"]:
-        raise EnvironmentUnfitError(
-            f"torch {facts['version']} of {python} is a build without CUDA: it has no ProcessGroupNCCL",
-            remedy="install the CUDA build of that release",
-        )
+        what = f"torch {facts['version']} of {python} is a build without CUDA: it has no ProcessGroupNCCL"
+        raise EnvironmentUnfitError(what, remedy="install the CUDA build of that release")
     roots = [Path(p) for p in facts["nvidia"]]
     headers = _one(roots, "*/include/cuda_runtime_api.h").parent
     nccl_header = _one(roots, "nccl/include/nccl.h")
@@ -99,11 +94,8 @@ def _ask(python: Path) -> dict[str, str]:
     try:
         done = subprocess.run([python, "-I", "-c", _ASK], capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        raise EnvironmentUnfitError(
-            f"{python} cannot be asked for its torch",
-            cause=str(getattr(error, "stderr", "") or error).strip(),
-            remedy="give the path of a working Python interpreter",
-        ) from None
+        cause, remedy = str(getattr(error, "stderr", "") or error).strip(), "give the path of a working Python"
+        raise EnvironmentUnfitError(f"{python} cannot be asked for its torch", cause=cause, remedy=remedy) from None
     answer: dict[str, str] = json.loads(done.stdout)
     return answer
 
@@ -112,17 +104,12 @@ def _one(roots: list[Path], pattern: str) -> Path:
     for root in roots:
         for found in sorted(root.glob(pattern)):
             return found
-    raise EnvironmentUnfitError(
-        f"no {pattern} below {', '.join(map(str, roots)) or 'any nvidia package'}",
-        cause="the nvidia packages that the torch wheel requires are not installed in full",
-        remedy="install torch with its dependencies",
-    )
+    what = f"no {pattern} below {', '.join(map(str, roots)) or 'any nvidia package'}"
+    raise EnvironmentUnfitError(what, remedy="install torch with its dependencies")
 
 
 def _nccl_version(header: Path) -> int:
     text = header.read_text(encoding="utf-8", errors="replace")
-    major, minor, patch = (
-        int(m.group(1)) if (m := re.search(rf"#define NCCL_{name}\s+(\d+)", text)) else 0
-        for name in ("MAJOR", "MINOR", "PATCH")
-    )
+    found = dict(re.findall(r"#define NCCL_(MAJOR|MINOR|PATCH)\s+(\d+)", text))
+    major, minor, patch = (int(found.get(name, 0)) for name in ("MAJOR", "MINOR", "PATCH"))
     return major * 10000 + minor * 100 + patch  # NCCL_VERSION, from 2.9 on

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from elftools.elf.elffile import ELFFile
 
+from build.overlay.symbols import dynamic
 from gpuless.subject import Subject
 
 # A driver function's name as a whole string: c10 and ATen look these up with dlsym.
@@ -24,12 +25,7 @@ _NCCL_INVALID_USAGE = 5
 
 def exported(library: Path, prefix: str) -> frozenset[str]:
     """Return the functions with that prefix that a shared library defines."""
-    return frozenset(s for s, defined in _dynamic(library, prefix) if defined)
-
-
-def required(library: Path, prefix: str) -> frozenset[str]:
-    """Return the functions with that prefix that a shared library imports."""
-    return frozenset(s for s, defined in _dynamic(library, prefix) if not defined)
+    return frozenset(item.name for item in dynamic(library, "TWi") if item.name.startswith(prefix))
 
 
 def driver_names(library: Path) -> frozenset[str]:
@@ -37,27 +33,8 @@ def driver_names(library: Path) -> frozenset[str]:
 
     Strings that are not functions may match too; a superfluous stub is harmless.
     """
-    linked = {s for s in required(library, "cu") if s[2:3].isupper()}
+    linked = {item.name for item in dynamic(library, "U") if item.name.startswith("cu") and item.name[2:3].isupper()}
     return frozenset(linked | {m.decode() for m in _strings(library)})
-
-
-def build_id(library: Path) -> str:
-    """Return the GNU build id of a library, empty when it has none."""
-    with library.open("rb") as stream:
-        section = ELFFile(stream).get_section_by_name(".note.gnu.build-id")
-        for entry in section.iter_notes() if section else ():
-            return str(entry["n_desc"])
-    return ""
-
-
-def _dynamic(library: Path, prefix: str) -> list[tuple[str, bool]]:
-    with library.open("rb") as stream:
-        table = ELFFile(stream).get_section_by_name(".dynsym")
-        return [
-            (symbol.name, symbol["st_shndx"] != "SHN_UNDEF")
-            for symbol in table.iter_symbols()
-            if symbol.name.startswith(prefix) and symbol["st_info"]["type"] in {"STT_FUNC", "STT_NOTYPE"}
-        ]
 
 
 def _strings(library: Path) -> set[bytes]:

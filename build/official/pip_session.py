@@ -80,7 +80,7 @@ def fetched(url: str) -> Response | None:
         return None
     if not response.ok:
         what = f"{shown(url)} answers {response.status_code} {response.reason}"
-        raise SourceError(what, remedy="check that `pip download` works with this configuration")
+        raise SourceError(what, remedy="check pip's credentials, and that `pip download` works")
     return response
 
 

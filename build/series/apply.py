@@ -129,7 +129,7 @@ def _refuse_edits(git: Git, head: str) -> None:
     count = git.line("rev-list", "--count", "HEAD", f"^{head}")
     if count != "0":
         remedy = "save them with `git format-patch`; then remove the folder, or give another one with --into"
-        raise UsageError(f"the checkout {git.folder} has {count} commits of somebody else", remedy=remedy)
+        raise UsageError(f"{git.folder} has {count} commits that this command did not make", remedy=remedy)
 
 
 def check_files(applied: AppliedTree, names: Collection[str]) -> None:

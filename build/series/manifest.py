@@ -191,9 +191,10 @@ def patch_paths(series: Path, manifest: Manifest, release: str) -> dict[str, Pat
     for name, path in found.items():
         if not path.is_file():
             near = nearest_file(path)
-            what = f"{series.name}/manifest.toml: patch {name!r} has no file {release}/{path.name}"
+            slug, where = manifest.entry(name).slug, f"{series.name}/manifest.toml"
+            what = f"{where}: patch {name!r} has the slug {slug!r}, but there is no file {release}/{path.name}"
             cause = f"the nearest file is {release}/{near}" if near else f"{path.parent} has no patches"
-            raise ReleaseDataError(what, cause=cause, remedy="correct the slug there, or rename the file")
+            raise ReleaseDataError(what, cause=cause, remedy=f"correct {series / 'manifest.toml'}, or rename the file")
     return found
 
 

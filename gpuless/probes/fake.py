@@ -58,23 +58,19 @@ def inject(site: str, action: int, code: int = 0, comm: int = ANY, after: int = 
 
 
 def lift(*sites: str) -> None:
-    """Take the injections of these sites back."""
     for site in sites:
         inject(site, 0)
 
 
 def calls(site: str) -> int:
-    """Return how often a site was called."""
     return int(library.gpuless_counter(site.encode(), 0))
 
 
 def fired(site: str) -> int:
-    """Return how often a site's injection was hit."""
     return int(library.gpuless_counter(site.encode(), 1))
 
 
 def hanging(site: str) -> int:
-    """Return how many threads hang in a site now."""
     return int(library.gpuless_counter(site.encode(), 2))
 
 
@@ -104,12 +100,10 @@ def comms() -> int:
 
 
 def is_aborted(comm: int) -> bool:
-    """Say whether a communicator was aborted."""
     return int(library.gpuless_comm_state(comm)) == 1
 
 
 def has_ended(comm: int) -> bool:
-    """Say whether a communicator was aborted or destroyed."""
     return int(library.gpuless_comm_state(comm)) > 0
 
 

@@ -52,7 +52,6 @@ class World:
         return work
 
     def start(self, operation: str) -> TorchObject:
-        """Run one operation without waiting for it."""
         return OPERATIONS[operation](self.group)
 
     def next_in_region(self) -> None:
@@ -60,7 +59,6 @@ class World:
         self.group.allreduce([tensor(1, 2)])
 
     def is_aborted(self) -> bool:
-        """Say whether all communicators of this world were aborted."""
         return bool(self.comms) and all(map(fake.is_aborted, self.comms))
 
 
@@ -80,7 +78,6 @@ def forget(world: World) -> None:
 
 
 def delete(world: World) -> None:
-    """Drop the last reference to a world's process group."""
     forget(world)
     world.group = None
     gc.collect()

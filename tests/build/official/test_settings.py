@@ -92,7 +92,6 @@ def secure(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index
 def test_a_certificate_that_nobody_knows_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentUnfitError, match="cannot be reached") as caught:
         arrives(tmp_path)
-    assert "does not trust its certificate" in caught.value.cause
     assert "trusted-host" in caught.value.remedy
 
 
@@ -146,7 +145,7 @@ def test_password_of_netrc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
         with pytest.raises(SourceError, match="answers 401") as caught:
             arrives(tmp_path)
-        assert "credentials" in caught.value.cause
+        assert "credentials" in caught.value.remedy
         (tmp_path / "netrc").write_text("machine 127.0.0.1\nlogin me\npassword secret\n")
         assert arrives(tmp_path)
 
