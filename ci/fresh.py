@@ -63,17 +63,12 @@ def _check() -> None:
         EnvironmentUnfitError: a program is missing, or this user may not make namespaces.
     """
     if missing := [name for name in ("debootstrap", "unshare", "apt-get") if shutil.which(name) is None]:
-        raise EnvironmentUnfitError(
-            f"a bare system cannot be made without {' and '.join(missing)}",
-            cause="Debian and Ubuntu have these programs, other systems may not",
-            remedy="apt-get install debootstrap util-linux",
-        )
+        what = f"a bare system cannot be made without {' and '.join(missing)}"
+        raise EnvironmentUnfitError(what, remedy="on Debian and Ubuntu: apt-get install debootstrap util-linux")
     if os.geteuid() or (refused := quietly([*_UNSHARE, "true"])).returncode:
-        raise EnvironmentUnfitError(
-            "a bare system can be made by root only, where mounts are allowed",
-            cause="this is another user" if os.geteuid() else refused.tail,
-            remedy="run `nox -s fresh` as root, e.g. in a virtual machine or a privileged container",
-        )
+        what = "a bare system can be made by root only, where mounts are allowed"
+        remedy = "run `nox -s fresh` as root, e.g. in a virtual machine or a privileged container"
+        raise EnvironmentUnfitError(what, cause="" if os.geteuid() else refused.tail, remedy=remedy)
 
 
 def _distribution() -> tuple[str, list[str], list[str]]:
@@ -94,11 +89,8 @@ def _make(root: Path, packages: list[str], kept: Path) -> None:
     options = ["--variant=minbase", f"--include={','.join(packages)}", f"--components={','.join(components)}"]
     command = ["debootstrap", *options, f"--cache-dir={kept}", suite, root, *mirror]
     if _shown([*_UNSHARE, "--mount-proc", *map(str, command)], {}):
-        raise EnvironmentUnfitError(
-            f"debootstrap could not make {suite}",
-            cause=f"no mirror in reach, or no room in {root.parent}",
-            remedy=f"see {DIST / 'fresh.log'}; MULTIWORLD_CACHE names another folder",
-        )
+        cause, remedy = f"no mirror in reach, or no room in {root.parent}", f"see {DIST / 'fresh.log'}"
+        raise EnvironmentUnfitError(f"debootstrap could not make {suite}", cause=cause, remedy=remedy)
 
 
 def _settings(root: Path, kept: Mapping[str, str]) -> list[Path]:
@@ -172,19 +164,15 @@ def fresh(
 def _run(root: Path, commands: list[str]) -> None:
     kept = {name: value for name, value in os.environ.items() if _NETWORK.fullmatch(name)}
     outside = _settings(root, kept)
-    failed = {line: status for line in commands if (status := _command(root, line, outside, kept))}
+    failed = []
+    for line in commands:
+        step(f"$ {line}")
+        if status := inside(root, line, outside, kept):
+            failed.append(f"{line}\nfailed on a bare system with status {status}")
     if failed:
-        raise ProbeError(
-            "\n".join(f"{line}\nfailed on a bare system with status {status}" for line, status in failed.items()),
-            cause="it needs what README does not name, or what it needs is broken",
-            remedy=f"see {DIST / 'fresh.log'}",
-        )
+        cause = "it needs what README does not name, or what it needs is broken"
+        raise ProbeError("\n".join(failed), cause=cause, remedy=f"see {DIST / 'fresh.log'}")
     step(f"{len(commands)} commands ran on a bare system")
-
-
-def _command(root: Path, line: str, outside: list[Path], kept: Mapping[str, str]) -> int:
-    step(f"$ {line}")
-    return inside(root, line, outside, kept)
 
 
 if __name__ == "__main__":

@@ -60,7 +60,6 @@ def _key(version: str) -> tuple[int, ...]:
 
 
 def main() -> int:
-    """Print the matrix, also to GITHUB_OUTPUT; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("releases", nargs="*", help="only these releases")
     try:

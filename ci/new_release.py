@@ -53,12 +53,9 @@ def _gh(head: str, *arguments: str, stdin: str = "") -> str:
     """Run the forge's own client and return what it prints."""
     done = quietly(["gh", *arguments], stdin=stdin.encode(), timeout=300)
     if done.returncode:
-        raise EnvironmentUnfitError(
-            f"the pull request for {head} could not be opened: `gh {' '.join(arguments[:2])}` failed",
-            cause=done.tail,
-            remedy="give the job a token that may start workflows and open pull requests (GH_TOKEN), and allow it in "
-            "the repository",
-        )
+        what = f"the pull request for {head} could not be opened: `gh {' '.join(arguments[:2])}` failed"
+        remedy = "give the job a token that may start workflows and open pull requests (GH_TOKEN)"
+        raise EnvironmentUnfitError(what, cause=done.tail, remedy=remedy)
     return done.stdout.decode()
 
 
@@ -127,11 +124,9 @@ def _regenerate(series: str, release: str) -> int:
 def _commit(git: Git, series: str, release: str, parent: str, status: int) -> str:
     """Commit what the port has changed, without a branch of this checkout, and return the commit."""
     if not (git.folder / "patches" / series / release / MARKDOWN).is_file():
-        raise SourceError(
-            f"the port of {series} to {release} ended with status {status} and without a report",
-            cause="its messages are above",
-            remedy=f"run `nox -s regenerate-patch -- {release} --series {series}` where they can be answered",
-        )
+        what = f"the port of {series} to {release} ended with status {status} and without a report: see above"
+        remedy = f"run `nox -s regenerate-patch -- {release} --series {series}` where messages can be answered"
+        raise SourceError(what, remedy=remedy)
     git.out("add", "--", *_CHANGES)
     text = f"{series}: ported to PyTorch {release}\n\nBy regenerate-patch --build, which ended with status {status}.\n"
     return git.commit(git.line("write-tree"), text.encode(), parent, PROJECT)

@@ -29,7 +29,6 @@ def count(files: list[Path]) -> Counter[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the line; return the exit status."""
     try:
         found = count([Path(item) for item in arguments])
     except (OSError, ElementTree.ParseError) as error:

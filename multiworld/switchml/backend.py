@@ -42,11 +42,8 @@ def install() -> None:
         return
     helper = getattr(distributed_c10d, _HELPER, None)
     if helper is None or "backend" not in inspect.signature(helper).parameters:
-        raise SwitchMLError(
-            what="install() does not know how this release of torch makes process groups",
-            cause="torch.distributed has changed",
-            remedy='say init_process_group("switchml") in the program',
-        )
+        what = "install() does not know how this release of torch makes process groups"
+        raise SwitchMLError(what=what, remedy='say init_process_group("switchml") in the program')
     _original = helper
     setattr(distributed_c10d, _HELPER, _instead_of_gloo(helper))
 

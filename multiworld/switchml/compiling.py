@@ -76,9 +76,7 @@ def _compiler() -> list[str]:
     found = next(([name] for name in ("g++", "clang++", "c++") if shutil.which(name)), None)
     if command := own or found:
         return command
-    raise SwitchMLUnavailable(
-        what="there is no C++ compiler", cause="none is on PATH", remedy="install g++ or clang, or set CXX"
-    )
+    raise SwitchMLUnavailable(what="there is no C++ compiler", remedy="install g++ or clang, or set CXX")
 
 
 def _libraries(client: ClientLibrary) -> list[str]:
@@ -117,9 +115,7 @@ def _run(command: list[str], variables: Mapping[str, str] = MappingProxyType({})
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SwitchMLUnavailable(what=f"{command[0]} cannot be run: {error}", cause="it is not installed") from None
     if done.returncode:
-        raise SwitchMLUnavailable(
-            what=f"{shlex.join(command)} failed",
-            cause=done.stderr.strip()[-2000:],
-            remedy="give the options that the client library was built with, and install what the linker misses",
-        )
+        remedy = "give the options that the client library was built with, and install what the linker misses"
+        what, cause = f"{shlex.join(command)} failed", done.stderr.strip()[-2000:]
+        raise SwitchMLUnavailable(what=what, cause=cause, remedy=remedy)
     return done.stdout

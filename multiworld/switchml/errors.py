@@ -52,7 +52,6 @@ class SwitchJobTimeout(SwitchJobFailed, TimeoutError):
 
     # RuntimeError's, which comes first, refuses to make a TimeoutError; unpickling calls this one by name.
     def __new__(cls, *_: Any, **__: Any) -> SwitchJobTimeout:  # noqa: PYI034 - typing.Self is not in 3.10
-        """Make one that is not set up yet."""
         return TimeoutError.__new__(cls)
 
 

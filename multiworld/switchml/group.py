@@ -100,7 +100,6 @@ class SwitchMLGroup(dist.ProcessGroup):  # type: ignore[misc]
             self._closing = weakref.finalize(self, lane.close)
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
-        """``"switchml"``."""
         return NAME
 
     @property
@@ -123,7 +122,6 @@ class SwitchMLGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._end("shutdown")
 
     def abort(self) -> None:
-        """``shutdown``."""
         self._end("abort")
 
     def _end(self, how: str) -> None:
@@ -228,11 +226,8 @@ def _agreed(gloo: Any, size: int, state: int, settings: Settings) -> list[int]:
     gloo.allgather([all_of], [mine]).wait()
     found = [row.tolist() for row in all_of]
     if any(row[1:] != policies for row in found):
-        raise InvalidArgument(
-            what="switchml: the ranks differ in missing= or failure=",
-            cause="an environment variable is set on some hosts only",
-            remedy="set MULTIWORLD_SWITCHML_MISSING and MULTIWORLD_SWITCHML_FAILURE alike on all ranks",
-        )
+        remedy = "set MULTIWORLD_SWITCHML_MISSING and MULTIWORLD_SWITCHML_FAILURE alike on all ranks"
+        raise InvalidArgument(what="switchml: the ranks differ in missing= or failure=", remedy=remedy)
     return [row[0] for row in found]
 
 

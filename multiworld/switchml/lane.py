@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import queue
 import threading
@@ -47,7 +46,6 @@ class SwitchWork(_Work):  # type: ignore[misc]
                 del _unwaited[next(iter(_unwaited))]
 
     def finish(self, error: Exception | None = None) -> None:
-        """Set the outcome, once."""
         if error is None:
             self._outcome.set_result(None)
         else:
@@ -62,9 +60,8 @@ class SwitchWork(_Work):  # type: ignore[misc]
         seconds = timeout.total_seconds() if timeout else None
         wait([self._outcome], seconds)
         if not self._outcome.done():
-            raise SwitchJobTimeout(
-                what=f"an all-reduce was not done within {seconds} s", timeout=seconds or 0.0, operation="wait"
-            )
+            what = f"an all-reduce was not done within {seconds} s"
+            raise SwitchJobTimeout(what=what, timeout=seconds or 0.0, operation="wait")
         self._let_go()
         error = self._outcome.exception()
         if isinstance(error, MultiWorldError):
@@ -74,15 +71,12 @@ class SwitchWork(_Work):  # type: ignore[misc]
         return True
 
     def synchronize(self) -> None:
-        """``wait``."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Return whether it is done, well or not."""
         return self._outcome.done()
 
     def is_success(self) -> bool:
-        """Return whether it is done and did not fail."""
         return self._outcome.done() and self._outcome.exception() is None
 
     def exception(self) -> BaseException | None:
@@ -250,6 +244,4 @@ def _copy_back(result: torch.Tensor, tensor: torch.Tensor) -> None:
 def _finish_copies(tensor: torch.Tensor) -> None:
     """Wait for the copies of this thread: then the result is there for every stream."""
     if tensor.is_cuda:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.cuda.device(tensor.device))
-            torch.cuda.current_stream().synchronize()
+        torch.cuda.current_stream(tensor.device).synchronize()

@@ -43,15 +43,10 @@ class Library:
             self.stop: Callable[[], object] = loaded.mw_switchml_stop
             interface = loaded.mw_switchml_interface()
         except (OSError, AttributeError) as error:
-            raise SwitchMLUnavailable(
-                what=f"the shim {path} cannot be loaded: {error}", cause="a library that it needs was moved or removed"
-            ) from None
+            raise SwitchMLUnavailable(what=f"the shim {path} cannot be loaded: {error}") from None
         if interface != _INTERFACE:
-            raise SwitchMLUnavailable(
-                what=f"the shim {path} has interface {interface}, needed is {_INTERFACE}",
-                cause="it was compiled by another version of multiworld",
-                remedy="run 'python -m multiworld.switchml compile' again",
-            )
+            what = f"the shim {path} has interface {interface}, needed is {_INTERFACE}"
+            raise SwitchMLUnavailable(what=what, remedy="run 'python -m multiworld.switchml compile' again")
         self._sum.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int, ctypes.c_double)
 
     def start(self, config: str, rank: int, size: int) -> str:
@@ -79,7 +74,6 @@ def claim() -> bool:
 
 
 def release() -> None:
-    """Give the context back."""
     global _owned
     with _lock:
         _owned = False

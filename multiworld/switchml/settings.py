@@ -106,6 +106,5 @@ def _checked(name: str, value: Any) -> Any:
         return Otherwise(value)
     except (TypeError, ValueError):
         wanted = {"library": "a path", "config": "a path", "timeout": "a number of seconds above 0"}
-        raise InvalidArgument(
-            what=f"switchml: {name} cannot be {value!r}", remedy=f"give {wanted.get(name, 'error or gloo')}"
-        ) from None
+        remedy = f"give {wanted.get(name, 'error or gloo')}"
+        raise InvalidArgument(what=f"switchml: {name} cannot be {value!r}", remedy=remedy) from None

@@ -39,24 +39,20 @@ class Counts:
         self._seconds = 0.0
 
     def delegated(self, tensor: torch.Tensor, seconds: float) -> None:
-        """One by the switch."""
         with self._lock:
             self._sums.update(delegated=1, delegated_bytes=_size([tensor]))
             self._seconds += seconds
 
     def gloo(self, tensors: Iterable[torch.Tensor], reason: str) -> None:
-        """One by Gloo."""
         with self._lock:
             self._sums.update(gloo_bytes=_size(tensors))
             self._reasons[reason] += 1
 
     def failed(self) -> None:
-        """One that raised."""
         with self._lock:
             self._sums["failed"] += 1
 
     def snapshot(self) -> Statistics:
-        """The counts as they are now."""
         with self._lock:
             return Statistics(**self._sums, seconds=self._seconds, gloo=dict(self._reasons))
 

@@ -65,6 +65,5 @@ def _throughput(row: Comparison) -> Figure:
     rates = [workloads.BURST * row.nbytes / spread.p50 / 1e9 for spread in (row.world, row.plain)]
     interval = f"[{1 / row.ratio.high:.3f}, {1 / row.ratio.low:.3f}]"
     text = f"{ratio:.3f} {interval} x; {rates[0]:.2f} GB/s, plain {rates[1]:.2f} GB/s"
-    return judged(
-        f"{row.operation}, {row.nbytes:,} bytes, throughput", ">= 0.97 x plain", text, ratio >= 0.97, **row.as_json()
-    )
+    name = f"{row.operation}, {row.nbytes:,} bytes, throughput"
+    return judged(name, ">= 0.97 x plain", text, ratio >= 0.97, **row.as_json())

@@ -36,11 +36,8 @@ def run(options: BenchOptions, progress: Progress) -> BenchReport:
     """Measure; ``progress`` gets a line at each step. Raises ``InvalidArgument`` for an unknown part."""
     wanted = options.parts or PARTS
     if unknown := set(wanted) - set(PARTS):
-        raise InvalidArgument(
-            what=f"unknown part {', '.join(sorted(unknown))}",
-            cause="it is probably misspelt",
-            remedy=f"choose some of {', '.join(PARTS)}",
-        )
+        remedy = f"choose some of {', '.join(PARTS)}"
+        raise InvalidArgument(what=f"unknown part {', '.join(sorted(unknown))}", remedy=remedy)
     before, meter = os.getloadavg(), LoadMeter()
     comparisons, found = _measure(options, wanted, progress)
     load = meter.read()

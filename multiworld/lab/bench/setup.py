@@ -34,10 +34,8 @@ class Setup:
             self.pool.dismiss(*made)
 
     def join(self, world: str, members: Sequence[Worker]) -> None:
-        each = [
-            member.start(workloads.join, rank, len(members), self.store, world) for rank, member in enumerate(members)
-        ]
-        for call in each:
+        rest = len(members), self.store, world
+        for call in [member.start(workloads.join, rank, *rest) for rank, member in enumerate(members)]:
             call.result(180)
 
 

@@ -99,6 +99,7 @@ def judge(
     slow = [s for s in stories if s.others_slowest > OTHERS_SECONDS]
     paused = [f"{_of(s)}: another world took {s.others_slowest:.2f} s" for s in slow]
     slowest = f"longest round elsewhere {max((s.others_slowest for s in stories), default=0.0) * 1e3:,.0f} ms"
+    surprises = [what for tally in tallies.values() for what in tally.surprises]
     rounds = sum(len(times) for tally in tallies.values() for times in tally.rounds.values())
     return (
         _promise("only worlds of the struck worker break", _wrong_worlds(stories, stray), "no break elsewhere"),
@@ -107,9 +108,7 @@ def judge(
         _promise("every world comes back", lost, _back(stories)),
         _promise("no data is wrong", [w for t in tallies.values() for w in t.wrong], f"{rounds:,} rounds were right"),
         _promise("no process dies but the killed", list(deaths), "none did"),
-        _promise(
-            "nothing unexpected is raised", [s for t in tallies.values() for s in t.surprises], "only typed errors"
-        ),
+        _promise("nothing unexpected is raised", surprises, "only typed errors"),
         _promise("other worlds go on meanwhile", paused, slowest),
     )
 

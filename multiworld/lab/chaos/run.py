@@ -123,11 +123,8 @@ class Run:
 
     def _start_worker(self, number: int) -> None:
         worker = self._workers[number] = self._pool.worker(f"worker-{number}")
-        memberships = [
-            Membership(name, members.index(number), len(members))
-            for name, members in self._plan.worlds.items()
-            if number in members
-        ]
+        mine = {name: self._plan.worlds[name] for name in self._plan.worlds_of(number)}
+        memberships = [Membership(name, members.index(number), len(members)) for name, members in mine.items()]
         worker.start(workload.begin, number, memberships, self._store)
 
     def _concerned(self, fault: Fault) -> list[str]:
