@@ -281,16 +281,11 @@ def _import_stream(files: Iterable[tuple[str, str, bytes]], message: bytes, tag:
     yield b"feature done\ncommit refs/heads/main\nmark :1\n"
     yield b"committer %s\ndata %d\n%s\n" % (_IMPORTER, len(message), message)
     for path, mode, data in files:
-        yield b"M %s inline %s\ndata %d\n%s\n" % (mode.encode(), _quoted(path), len(data), data)
+        raw = os.fsencode(path)
+        if raw.startswith(b'"') or b"\n" in raw:
+            raw = b'"' + raw.replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n") + b'"'
+        yield b"M %s inline %s\ndata %d\n%s\n" % (mode.encode(), raw, len(data), data)
     yield b"reset refs/tags/%s\nfrom :1\ndone\n" % tag.encode()
-
-
-def _quoted(path: str) -> bytes:
-    """Return a path in the form of git-fast-import(1), "<path>"."""
-    raw = os.fsencode(path)
-    if raw.startswith(b'"') or b"\n" in raw:
-        return b'"' + raw.replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n") + b'"'
-    return raw
 
 
 def init(folder: Path, branch: str = "main", *, object_format: str = "sha1", bare: bool = False) -> Git:

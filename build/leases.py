@@ -18,7 +18,6 @@ _held: dict[Path, int] = {}
 
 
 def place(entry: Path) -> Path:
-    """Return the lease file of an entry."""
     return entry.with_name(entry.name + ".use")
 
 
@@ -58,17 +57,13 @@ def unused(entry: Path) -> Iterator[bool]:
     known = place(entry).exists()  # its time is that of the last use: only a run makes one
     handle = os.open(place(entry), os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        free = _alone(handle)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            free = True
+        except BlockingIOError:
+            free = False
         yield free
         if free and not (known and entry.exists()):
             place(entry).unlink(missing_ok=True)
     finally:
         os.close(handle)
-
-
-def _alone(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

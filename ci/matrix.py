@@ -42,13 +42,11 @@ def rows(repo: Path = REPO, releases: tuple[str, ...] = ()) -> list[dict[str, st
 
 def _ported(repo: Path, version: str, entry: dict[str, Any]) -> bool:
     """Tell if every series of a release has all its patches for it: a manifest names those that are missing."""
-    manifests = [_manifest(repo, name).get("release", {}).get(version) for name in entry.get("series", [])]
+    texts = [
+        (repo / "patches" / name / "manifest.toml").read_text(encoding="utf-8") for name in entry.get("series", [])
+    ]
+    manifests = [tomllib.loads(text).get("release", {}).get(version) for text in texts]
     return bool(manifests) and all(found and found.get("patches") and not found.get("missing") for found in manifests)
-
-
-def _manifest(repo: Path, series: str) -> dict[str, Any]:
-    found: dict[str, Any] = tomllib.loads((repo / "patches" / series / "manifest.toml").read_text(encoding="utf-8"))
-    return found
 
 
 def _pythons(entry: dict[str, Any]) -> list[str]:

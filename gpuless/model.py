@@ -61,11 +61,6 @@ class Verdict(Enum):
     NOT_MEASURED = "not measured"  # the outcome of stock on this release is not recorded
 
 
-def _number(release: str) -> tuple[int, int]:
-    major, minor = (int(part) for part in release.split(".")[:2])
-    return major, minor
-
-
 @dataclass(frozen=True, slots=True)
 class Probe:
     """One small program that shows one defect.
@@ -107,7 +102,8 @@ class Probe:
 
     def covers(self, release: str) -> bool:
         """Tell if the probe is for this release, e.g. "2.6.0"."""
-        number = _number(release)
+        major, minor = (int(part) for part in release.split(".")[:2])
+        number = major, minor
         return self.since <= number < self.before and number not in self.without
 
     def expected(self, form: Form, release: str) -> Outcome | None:

@@ -164,7 +164,8 @@ def _outcome(probe: Probe, code: int | None, output: str, folder: Path) -> tuple
     if probe.fires and got is not Outcome.BROKEN and not control.fired(probe.fires):
         return Outcome.NOT_INJECTED, detail
     if code != 0:
-        detail["last words"] = _last_words(output)
+        lines = [line for line in output.splitlines() if "terminat" in line.lower() or "what():" in line]
+        detail["last words"] = " | ".join(lines[-2:])[-400:]
     return got, detail
 
 
@@ -190,8 +191,3 @@ def _right_failure(probe: Probe, got: Outcome, output: str, form: Form) -> Outco
         return got
     lacks = got is Outcome.TERMINATED and probe.evidence and not re.search(probe.evidence, output)
     return Outcome.BROKEN if lacks else got
-
-
-def _last_words(output: str) -> str:
-    lines = [line for line in output.splitlines() if "terminat" in line.lower() or "what():" in line]
-    return " | ".join(lines[-2:])[-400:]

@@ -30,14 +30,6 @@ def _check_owner(inputs: Inputs, objects: tuple[Object, ...]) -> None:
         raise NeedsFullBuildError(what, remedy="take the change out of the patches, or make a full build")
 
 
-def _changed_headers(inputs: Inputs) -> str:
-    """Return, for each changed header, why no unit outside the overlay has to be compiled with it."""
-    safe = {path: f"declared safe: {why}" for path, why in inputs.safe_headers.items()}
-    headers = sorted(path for path in inputs.changed if layout.is_header(path))
-    found = [f"{path}: {safe.get(path, 'no unit outside the overlay includes it')}" for path in headers]
-    return "; ".join(found) or "the patches change no header"
-
-
 def build_overlay(inputs: Inputs, target: Path) -> Overlay:
     """Compile, link and check an overlay.
 
@@ -53,10 +45,14 @@ def build_overlay(inputs: Inputs, target: Path) -> Overlay:
     _check_owner(inputs, objects)
     checks.require([checks.check_of_wheel(inputs, objects)])
     step("linking against the official wheel")
+    safe = {name: f"declared safe: {why}" for name, why in inputs.safe_headers.items()}
+    headers = sorted(filter(layout.is_header, inputs.changed))
+    said = [f"{name}: {safe.get(name, 'no unit outside the overlay includes it')}" for name in headers]
+    seen = "; ".join(said) or "the patches change no header"
     path = link(inputs, objects, target / soname(inputs.release))
     proven = (
         checks.check_made_for(inputs),
-        Check("units outside the overlay see no changed header", True, _changed_headers(inputs)),
+        Check("units outside the overlay see no changed header", True, seen),
         Check("all undefined symbols resolve against the exact wheel", True, "linked with -z defs"),
         checks.check_complete(inputs, path, objects),
         checks.check_exports_nothing_new(inputs, path, objects),

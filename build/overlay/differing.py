@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -50,14 +50,6 @@ def _definitions(objects: Collection[Reaches], shared: Container[str]) -> dict[s
     return found
 
 
-def _edges(objects: Iterable[Reaches], private: Mapping[str, list[Part]]) -> Iterator[tuple[Part, Part]]:
-    for item in objects:
-        for source, targets in item.reached.items():
-            for target in targets:
-                for part in private.get(target, ()) if isinstance(target, str) else (target,):
-                    yield source, part
-
-
 def reaching(paths: Iterable[Path], shared: Container[str], wanted: Mapping[Path, Collection[str]]) -> frozenset[str]:
     """Return the names that reach a variable of the overlay's own, or one of the functions and constants `wanted`.
 
@@ -68,8 +60,10 @@ def reaching(paths: Iterable[Path], shared: Container[str], wanted: Mapping[Path
     """
     objects = [read(path) for path in paths]
     private, back = _definitions(objects, shared), defaultdict[Part, set[Part]](set)
-    for source, part in _edges(objects, private):
-        back[part].add(source)
+    for source, targets in (reached for item in objects for reached in item.reached.items()):
+        for target in targets:
+            for part in private.get(target, ()) if isinstance(target, str) else (target,):
+                back[part].add(source)
     found = {part for part in back if part.written}
     for path, every in wanted.items():
         for name in every:
@@ -155,14 +149,9 @@ class _Text:
             return True
         if name.startswith("_ZT") or letter in "dbr":
             return bool(self.spared)  # Of a class, or `static` in a header, perhaps; if all is concerned, it is, too.
-        return letter in _LOCAL and _is_copy(name, spelt)
-
-
-def _is_copy(name: str, spelt: str) -> bool:
-    """Return whether a local function is an instance of a template, or a compiler's copy of a global one."""
-    return "<" in spelt.replace("(anonymous namespace)", "").partition("(")[0] or (
-        "." in name and not _INTERNAL.search(name)
-    )
+        # An instance of a template, or a compiler's copy of a global function.
+        template = "<" in spelt.replace("(anonymous namespace)", "").partition("(")[0]
+        return letter in _LOCAL and (template or ("." in name and not _INTERNAL.search(name)))
 
 
 def _texts(old: str, new: str) -> tuple[_Text, _Text]:

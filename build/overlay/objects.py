@@ -201,15 +201,15 @@ def preprocess(inputs: Inputs, unit: str, overrides: Path, *options: str) -> byt
     Raises:
         CompileError: the preprocessor fails, e.g. since a header is missing.
     """
-    return with_submodules(inputs, lambda given: _preprocess(given, unit, overrides, options))
 
+    def run(given: Inputs) -> bytes:
+        command: list[str | Path] = [given.toolchain.cxx, *unit_flags(given, unit), *path_flags(given, overrides)]
+        done = run_compiler([*command, "-E", *options, "-D__LINE__=0", given.tree / unit], timeout=600)
+        if done.returncode:
+            raise compile_failure(given, unit, done)
+        return done.stdout
 
-def _preprocess(inputs: Inputs, unit: str, overrides: Path, options: Iterable[str]) -> bytes:
-    command: list[str | Path] = [inputs.toolchain.cxx, *unit_flags(inputs, unit), *path_flags(inputs, overrides)]
-    done = run_compiler([*command, "-E", *options, "-D__LINE__=0", inputs.tree / unit], timeout=600)
-    if done.returncode:
-        raise compile_failure(inputs, unit, done)
-    return done.stdout
+    return with_submodules(inputs, run)
 
 
 def _compile(inputs: Inputs, unit: str, overrides: Path, folder: Path) -> Object:

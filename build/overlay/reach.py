@@ -27,13 +27,6 @@ _SCANNER = Path(__file__).with_name("native") / "uses.c"
 _PART = re.compile(r"(\.(cold|isra|constprop|part|lto_priv|localalias)(\.\d+)*)+$")
 
 
-def _code(library: Path) -> list[str]:
-    """Return OFFSET, SIZE and ADDRESS of each section with code."""
-    with library.open("rb") as stream:
-        sections = [item for item in ELFFile(stream).iter_sections() if item["sh_flags"] & SH_FLAGS.SHF_EXECINSTR]
-    return [str(item[key]) for item in sections for key in ("sh_offset", "sh_size", "sh_addr")]
-
-
 def _whole(name: str) -> str:
     """Return the name of the function that a symbol is a part of, such as its cold part."""
     return _PART.sub("", name) if "." in name else name
@@ -52,7 +45,10 @@ def _users(
     inside = (every[bisect_left(places, low) : bisect_right(places, high)] for low, high in ranges)
     mine = {*own, *(_whole(name) for part in inside for _, name in part)}
     lines = "\n".join(f"{address:x}" for address in sorted(wanted))
-    done = run([scanner, library, *_code(library)], stdin=lines.encode(), timeout=300)
+    with library.open("rb") as stream:
+        code = [item for item in ELFFile(stream).iter_sections() if item["sh_flags"] & SH_FLAGS.SHF_EXECINSTR]
+    sections = [str(item[key]) for item in code for key in ("sh_offset", "sh_size", "sh_addr")]
+    done = run([scanner, library, *sections], stdin=lines.encode(), timeout=300)
     found: dict[str, set[str]] = defaultdict(set)
     for line in done.stdout.decode().splitlines():
         site, target = (int(part, 16) for part in line.split())

@@ -173,12 +173,6 @@ def _relocations(made: _Object) -> Iterator[tuple[int, int, int, int, int]]:
                 yield section["sh_info"], offset, info >> 32, info & 0xFFFFFFFF, addend
 
 
-def _distances(code: bytes) -> Iterator[tuple[int, int]]:
-    """Yield each place that may hold a distance, with the address that it would lead to."""
-    for found in (*_NEAR.finditer(code), *_SHORT.finditer(code)):
-        yield found.start(1), found.end(1) + int.from_bytes(found[1], "little", signed=True)
-
-
 def _within_sections(made: _Object, relocated: Mapping[int, set[int]]) -> Iterator[tuple[Part, Part]]:
     """Yield what code reaches in its own section: the assembler resolves that without a relocation."""
     for section in sorted(made.code):
@@ -186,7 +180,8 @@ def _within_sections(made: _Object, relocated: Mapping[int, set[int]]) -> Iterat
         if len(starts) < 2:
             continue
         code, known = made.elf.get_section(section).data(), relocated.get(section, set())
-        for place, target in _distances(code):
+        for found in (*_NEAR.finditer(code), *_SHORT.finditer(code)):  # each place that may hold a distance
+            place, target = found.start(1), found.end(1) + int.from_bytes(found[1], "little", signed=True)
             if target in starts and place not in known:
                 source, part = made.part(section, place), made.part(section, target)
                 if source and part and source != part:
@@ -206,19 +201,6 @@ def _split_parts(made: _Object) -> Iterator[tuple[Part, Part]]:
                     yield source, part
 
 
-def _defined(made: _Object) -> dict[str, Part]:
-    found = {item.name: made.part(item.section, item.value) for item in made.symbols if not item.local}
-    return {name: part for name, part in found.items() if part}
-
-
-def _local(made: _Object) -> dict[str, set[Part]]:
-    found: dict[str, set[Part]] = defaultdict(set)
-    for symbol in made.symbols:
-        if symbol.local and symbol.begins and (part := made.part(symbol.section, symbol.value)):
-            found[symbol.name].add(part)
-    return dict(found)
-
-
 @lru_cache(maxsize=64)
 def read(path: Path) -> Reaches:
     """Read an object.
@@ -233,11 +215,20 @@ def read(path: Path) -> Reaches:
         _sort_sections(made)
         _read_symbols(made)
         _find_starts(made)
-        for section, offset, symbol, kind, addend in _relocations(made):
+        for section, offset, number, kind, addend in _relocations(made):
             relocated[section].add(offset)
             if source := made.part(section, offset):
-                reached[source].update(_targets(made, made.symbols[symbol], kind, addend))
-        for source, part in (*_within_sections(made, relocated), *_split_parts(made)):
-            reached[source].add(part)
+                reached[source].update(_targets(made, made.symbols[number], kind, addend))
+        for source, target in (*_within_sections(made, relocated), *_split_parts(made)):
+            reached[source].add(target)
     hidden = frozenset(symbol.name for symbol in made.symbols if not symbol.local and symbol.hidden)
-    return Reaches(reached, _defined(made), _local(made), hidden)
+    defined: dict[str, Part] = {}
+    local: dict[str, set[Part]] = defaultdict(set)
+    for symbol in made.symbols:
+        if not (part := made.part(symbol.section, symbol.value)):
+            continue
+        if not symbol.local:
+            defined[symbol.name] = part
+        elif symbol.begins:
+            local[symbol.name].add(part)
+    return Reaches(reached, defined, dict(local), hidden)

@@ -61,7 +61,7 @@ class Table(Mapping[str, Symbol]):
     __slots__ = ("_lines",)
 
     def __init__(self, lines: Iterable[str]) -> None:
-        self._lines = {_name(line): line for line in lines if _kind(line) not in "Uvw"}
+        self._lines = {line[: line.find(" ")].partition("@")[0]: line for line in lines if _kind(line) not in "Uvw"}
 
     def __getitem__(self, name: str) -> Symbol:
         return _symbol(self._lines[name])
@@ -77,10 +77,6 @@ class Table(Mapping[str, Symbol]):
 
     def keys(self) -> KeysView[str]:
         return self._lines.keys()
-
-
-def _name(line: str) -> str:
-    return line[: line.find(" ")].partition("@")[0]
 
 
 def _kind(line: str) -> str:

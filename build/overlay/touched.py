@@ -74,16 +74,12 @@ def _blocks(source: str) -> Iterator[str]:
             continue
         lines.append(line.rstrip())
         opened = any("{" in item for item in lines)
-        if (line[0] == "}" and opened) or (not opened and line.rstrip().endswith(";")) or _complete(lines):
+        whole = len(lines) == 1 and opened and line.rstrip().endswith(("}", "};"))  # `int f() { return 1; }`
+        if (line[0] == "}" and opened) or (not opened and line.rstrip().endswith(";")) or whole:
             yield "\n".join(lines)
             lines = []
     if lines:
         yield "\n".join(lines)
-
-
-def _complete(lines: list[str]) -> bool:
-    """Return whether a definition ends on its first line, `int f() { return 1; }`."""
-    return len(lines) == 1 and "{" in lines[0] and lines[0].rstrip().endswith(("}", "};"))
 
 
 def read(source: str) -> Text:

@@ -45,7 +45,7 @@ def suspects(patch: PatchFile, verdicts: Sequence[HunkVerdict], known: Iterable[
     if not placed or len(placed_of(verdicts)) == len(verdicts):
         return {}
     return {
-        **_alone(hunks, placed, _only_blanks, "changes blanks"),
+        **_alone(hunks, placed, lambda hunk: tokens(hunk.added) == tokens(hunk.removed), "changes blanks"),
         **(_alone(hunks, placed, _only_names, "makes names known") if perhaps else {}),
         **_of_the_same_names(hunks, placed, upstream, list(known)),
         **_of_many(placed, upstream, len(verdicts)),
@@ -119,7 +119,3 @@ def _alone(
 
 def _only_names(hunk: Hunk) -> bool:
     return bool(hunk.added) and not hunk.removed and imports_only(hunk.added)
-
-
-def _only_blanks(hunk: Hunk) -> bool:
-    return tokens(hunk.added) == tokens(hunk.removed)

@@ -95,9 +95,6 @@ class _Wanted:
     novel: frozenset[bytes]
     others: frozenset[bytes]
 
-    def at_least(self, share: float) -> _Wanted:
-        return replace(self, share=max(share, self.share))
-
 
 def echo(alignment: Alignment, placed: Placed, *, far: bool = True) -> Echo | None:
     """Return where the new file has what a hunk adds: the best place near by, else with `far` the best of the file."""
@@ -105,7 +102,9 @@ def echo(alignment: Alignment, placed: Placed, *, far: bool = True) -> Echo | No
     lines = added_only(alignment, groups)
     added = words(lines)[:MOST_WORDS]
     fresh = Counter(added) - Counter(words(alignment.base[n] for n in removed_only(alignment, groups)))
-    gap = _gap(alignment, groups)
+    # The new lines between those that both files have above and below.
+    ends = alignment.before(groups[0].start)[1], alignment.after(groups[-1].end)[1]
+    gap = range(max(0, min(ends)), max(ends) + 1)
     if not fresh or len(added) < SHARES[-1][0]:
         return _same_lines(alignment, lines, gap)
     share = next(share for least, share in SHARES if len(added) >= least)
@@ -116,7 +115,7 @@ def echo(alignment: Alignment, placed: Placed, *, far: bool = True) -> Echo | No
     wanted = _Wanted(added, share, fresh, novel, placed.others)
     found = _best(alignment, wanted, place, gap)
     if found is None and far and len(added) >= FAR_WORDS:
-        found = _best(alignment, wanted.at_least(FAR_SHARE), range(len(alignment.ours)), gap)
+        found = _best(alignment, replace(wanted, share=max(FAR_SHARE, share)), range(len(alignment.ours)), gap)
         found = found or _in_called(alignment, replace(wanted, share=CALLED_SHARE), place, gap)
         return None if found is None else replace(found, near=False)
     return found
@@ -132,12 +131,6 @@ def _in_called(alignment: Alignment, wanted: _Wanted, place: range, gap: range) 
         if defines and (found := _best(alignment, wanted, range(at, end_of(alignment.ours, at)), gap)):
             return found
     return None
-
-
-def _gap(alignment: Alignment, groups: Sequence[Edit]) -> range:
-    """Return the new lines between those that both files have above and below the groups."""
-    first, last = alignment.before(groups[0].start)[1], alignment.after(groups[-1].end)[1]
-    return range(max(0, min(first, last)), max(first, last) + 1)
 
 
 def _same_lines(alignment: Alignment, lines: Sequence[bytes], gap: range) -> Echo | None:

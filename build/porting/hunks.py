@@ -69,7 +69,9 @@ def _unchanged(alignment: Alignment, placed: Placed, at: int) -> HunkResult:
         if why_not := stands(alignment, group):
             return human(why_not)
     if found := echo(alignment, placed):
-        if _elsewhere(alignment, placed.groups[0].start + at - placed.start, found):
+        lines = placed.groups[0].start + at - placed.start, found.start
+        here, there = (headings(alignment.ours, line) for line in lines)
+        if here and there and here[-1] != there[-1]:
             return _perhaps(found, "but in another function")
         return _echoed(alignment, placed.groups, found)
     offset = at - placed.hunk.first
@@ -86,12 +88,6 @@ def _echoed(alignment: Alignment, groups: Sequence[Edit], found: Echo) -> HunkRe
     evidence = f"already at {found.where} of the new file, in {found.share:.0%} of its words"
     there = range(found.start, found.end)
     return HunkResult(Verdict.UPSTREAM, Method.UPSTREAM, evidence, found.start, there=there, alike=True)
-
-
-def _elsewhere(alignment: Alignment, at: int, found: Echo) -> bool:
-    """Return whether lines of the new file are in another function than the line `at`."""
-    here, there = (headings(alignment.ours, line) for line in (at, found.start))
-    return bool(here) and bool(there) and here[-1] != there[-1]
 
 
 def _perhaps(found: Echo, evidence: str = "") -> HunkResult:

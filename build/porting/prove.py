@@ -47,9 +47,8 @@ def probes_of(record: TestRecord) -> tuple[ProbeReport, ...]:
                 stock[case.probe] = case.got
             elif case.probe:
                 patched.setdefault(case.probe, []).append(case)
-    return tuple(_probe(cases, stock.get(name, "")) for name, cases in patched.items())
-
-
-def _probe(cases: list[Case], stock: str) -> ProbeReport:
-    found = [ProbeReport(case.probe, case.patch, stock, case.got) for case in cases]
-    return next((item for item in found if not item.passes_on_patched), found[0])
+    found = []
+    for name, cases in patched.items():
+        rows = [ProbeReport(name, case.patch, stock.get(name, ""), case.got) for case in cases]
+        found.append(next((row for row in rows if not row.passes_on_patched), rows[0]))
+    return tuple(found)

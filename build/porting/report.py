@@ -183,12 +183,10 @@ def _probes(probes: Sequence[ProbeReport]) -> list[str]:
     for patch in not_needed(probes):
         out += ["", f"**`{patch}` may no longer be needed: none of its probes fails on stock.**"]
     out += ["", "| probe | patch | stock wheel | patched wheels |", "|---|---|---|---|"]
-    return [*out, *map(_probe, probes)]
-
-
-def _probe(item: ProbeReport) -> str:
-    patched = item.patched if item.passes_on_patched else f"**{item.patched}**, wanted {item.wanted}"
-    return f"| {item.name} | {item.patch} | {item.stock or 'not run'} | {patched} |"
+    for item in probes:
+        patched = item.patched if item.passes_on_patched else f"**{item.patched}**, wanted {item.wanted}"
+        out.append(f"| {item.name} | {item.patch} | {item.stock or 'not run'} | {patched} |")
+    return out
 
 
 def _row(item: HunkVerdict, hunks: str) -> str:

@@ -17,7 +17,7 @@ from build.porting.groups import Edit, Placed, apply_edits, split
 from build.porting.hunks import context_changes, port_hunk
 from build.porting.lines import norm
 from build.porting.placement import HunkResult, human
-from build.series.inspect import Text, locate_all
+from build.series.inspect import locate_all
 from build.series.model import Hunk
 from build.series.verdicts import Method, Verdict
 
@@ -71,18 +71,12 @@ def _each(
     """
     old, new = text_of(base), text_of(ours)
     alignment = align(old.lines, new.lines)
-    located = _locate(old, hunks)
+    others, located = _only_others(hunks), list[Placed | None]()
+    for number, (hunk, at, _) in enumerate(locate_all(old, hunks)):
+        located.append(None if at is None else replace(split(hunk, number + 1, at), others=others[number]))
     results = [_port(alignment, placed) if placed else human("does not apply to the old tree") for placed in located]
     results = [_unmoved(result, hunk, hunks) for result, hunk in zip(results, hunks, strict=True)]
     return alignment, tuple(located), tuple(_once(results))
-
-
-def _locate(old: Text, hunks: Sequence[Hunk]) -> list[Placed | None]:
-    others = _only_others(hunks)
-    return [
-        None if at is None else replace(split(hunk, number, at), others=others[number - 1])
-        for number, (hunk, at, _) in enumerate(locate_all(old, hunks), 1)
-    ]
 
 
 def _only_others(hunks: Sequence[Hunk]) -> list[frozenset[bytes]]:

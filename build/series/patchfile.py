@@ -70,19 +70,14 @@ def parse_raw(data: bytes, name: str, *, mend: bool = True) -> PatchFile:
     offset = sum(map(len, reader.lines[:first])) if first is not None else len(data)
     if first is None and data.strip() and not has_header(data):
         raise refuse(name, 1, "this is not a patch", "it has no file header (diff --git, or --- and +++)")
-    _refuse_cut_header(reader, end)
+    rest = b"".join(reader.lines[end:]) if end else b""
+    if rest and any(start.startswith(rest) for start in (b"@@", b"diff --git ")):
+        raise reader.truncated("where another hunk or file begins")
     header = data[:offset]
     crlf = first is not None and reader.lines[first].endswith(b"\r\n")
     trailer = b"".join(reader.lines[end:]) if first is not None else b""
     fields, mended = read_fields(header), tuple(reader.mended)
     return PatchFile(name, data, header, tuple(changes), trailer, crlf, fields, offset, mended=mended)
-
-
-def _refuse_cut_header(reader: Reader, end: int) -> None:
-    """Refuse a patch that ends within the first characters of another hunk or file."""
-    rest = b"".join(reader.lines[end:]) if end else b""
-    if rest and any(start.startswith(rest) for start in (b"@@", b"diff --git ")):
-        raise reader.truncated("where another hunk or file begins")
 
 
 def restrip(patch: PatchFile, count: int) -> PatchFile:

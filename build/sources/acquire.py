@@ -48,12 +48,6 @@ def cached_tree(release: Release, need: TreePurpose) -> SourceTree | None:
     return _tree(release, found[1], found[0]) if found else None
 
 
-def _reason(error: SourceError | EnvironmentUnfitError) -> str:
-    lines = [line.strip() for line in error.cause.splitlines() if line.strip()]
-    decisive = [line for line in lines if line.startswith(("fatal:", "E:"))] or lines[-1:]
-    return ": ".join([error.what, *decisive[:1]])
-
-
 def acquire(release: Release, source: Path | None = None, *, need: TreePurpose = TreePurpose.OVERLAY) -> SourceTree:
     """Return the source tree of a release: from `source` only, if given, else from the cache or an origin.
 
@@ -80,7 +74,9 @@ def acquire(release: Release, source: Path | None = None, *, need: TreePurpose =
         except DigestMismatchError:
             raise
         except (SourceError, EnvironmentUnfitError) as error:
-            passed_over.append(f"{kind.value}: {_reason(error)}")
+            lines = [line.strip() for line in error.cause.splitlines() if line.strip()]
+            decisive = [line for line in lines if line.startswith(("fatal:", "E:"))] or lines[-1:]
+            passed_over.append(": ".join([kind.value, error.what, *decisive[:1]]))
             note(f"skipped {passed_over[-1]}")
             continue
         tree = _tree(release, repo, kind, *passed_over)

@@ -32,7 +32,10 @@ def read(path: Path) -> Contents:
         raise ClaimError(f"{path.name} is not the name of a wheel: {error}", remedy=_REMEDY) from None
     tags = "-".join(path.name.removesuffix(".whl").rsplit("-", 3)[1:])
     with reading(path.name, _REMEDY), zipfile.ZipFile(path) as archive:
-        info = _dist_info(path, archive)
+        places = [name.rpartition("/")[0] for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        if len(places) != 1 or "/" in places[0]:
+            raise WheelError(f"{path.name} has {len(places)} METADATA files, one expected", remedy=_REMEDY)
+        info = places[0]
         metadata, wheel = archive.read(f"{info}/METADATA"), archive.read(f"{info}/WHEEL")
     _check_tags(path, tags, wheel)
     raw, _ = parse_email(metadata)
@@ -47,13 +50,6 @@ def read(path: Path) -> Contents:
     except InvalidSpecifier:
         raise ClaimError(f"{path.name}: Requires-Python: {python} is not a version specifier") from None
     return Contents(project, version, tags, metadata, python, raw.get("summary", ""))
-
-
-def _dist_info(path: Path, archive: zipfile.ZipFile) -> str:
-    found = [name.rpartition("/")[0] for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
-    if len(found) != 1 or "/" in found[0]:
-        raise WheelError(f"{path.name} has {len(found)} METADATA files, one expected", remedy=_REMEDY)
-    return found[0]
 
 
 def _check_tags(path: Path, tags: str, wheel: bytes) -> None:

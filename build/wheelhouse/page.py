@@ -6,7 +6,7 @@ One HTML file that loads nothing; its script fills in the page's own address and
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from packaging.version import Version
 
@@ -35,11 +35,13 @@ def page(wheels: Sequence[Wheel], signed_by: str, url: str) -> str:
         url: where the wheelhouse is served; empty: the script fills in where it is found.
     """
     made = [item for item in wheels if item.made is not None]
+    # Patched ones first, by Python.
+    ordered = sorted(made, key=lambda item: (item.form is Form.OVERLAY, _python(pythons(item)), item.name))
     releases = sorted({_release(item) for item in made}, key=Version, reverse=True)
     return render(
         "wheelhouse.html",
         wheels=wheels,
-        releases={name: _of(made, name) for name in releases},
+        releases={name: [item for item in ordered if _release(item) == name] for name in releases},
         others=[item for item in wheels if item.made is None],
         url=url,
         signed_by=signed_by,
@@ -54,12 +56,6 @@ def page(wheels: Sequence[Wheel], signed_by: str, url: str) -> str:
 
 def _release(item: Wheel) -> str:
     return item.made.provenance.release if item.made else ""
-
-
-def _of(wheels: Iterable[Wheel], release: str) -> list[Wheel]:
-    """Return the wheels of a release: patched ones first, by Python."""
-    found = [item for item in wheels if _release(item) == release]
-    return sorted(found, key=lambda item: (item.form is Form.OVERLAY, _python(pythons(item)), item.name))
 
 
 def _python(version: str) -> tuple[int, ...]:

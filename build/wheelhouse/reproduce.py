@@ -13,7 +13,6 @@ from build.archives import reading
 from build.errors import ClaimError, EnvironmentUnfitError
 from build.overlay import toolchain
 from build.overlay.model import Overlay
-from build.record import Provenance
 from build.sources import SourceTree
 from build.wheelhouse.verify import Subject, failing
 from build.wheels import overlay as overlay_wheel
@@ -74,7 +73,10 @@ def reproduced(item: Subject, source: Path | None, own: pipeline.Own = pipeline.
             yield "sources", _same_sources(item, ready.tree)
             overlay, proven = pipeline.make_overlay(replace(ready, inputs=inputs), scratch)
             for field, claim in _OF_BUILD.items():
-                _compare(item, claim, field, proven)
+                claimed, ours = getattr(item.proven, field), getattr(proven, field)
+                if claimed != ours:
+                    what = f"claimed {_difference(claimed, ours)}\nfound   {_difference(ours, claimed)}"
+                    raise failing(item, claim, ClaimError(what))
                 yield claim, "the same"
             again = _assembled(item, overlay, ready, scratch)
         yield "the whole wheel", _same_wheel(item, again)
@@ -91,13 +93,6 @@ def _same_sources(item: Subject, tree: SourceTree) -> str:
     if tree.base != item.proven.source_tree:
         raise failing(item, "sources", ClaimError(f"claimed {item.proven.source_tree}\nfound   {tree.base}"))
     return found
-
-
-def _compare(item: Subject, claim: str, field: str, found: Provenance) -> None:
-    claimed, ours = getattr(item.proven, field), getattr(found, field)
-    if claimed != ours:
-        what = f"claimed {_difference(claimed, ours)}\nfound   {_difference(ours, claimed)}"
-        raise failing(item, claim, ClaimError(what))
 
 
 def _difference(value: object, other: object) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 from urllib.parse import quote
@@ -30,11 +30,24 @@ def files(wheels: Sequence[Wheel], base: str) -> dict[str, bytes]:
     projects: dict[str, list[Wheel]] = defaultdict(list)
     for item in sorted(wheels, key=lambda item: (item.contents.version, item.name)):
         projects[item.contents.project].append(item)
-    found = {"simple/index.html": _root_html(projects), "simple/index.json": _root_json(projects)}
+    links = (f'<a href="{name}/">{name}</a>' for name in sorted(projects))
+    whole: dict[str, object] = {"projects": [{"name": name} for name in sorted(projects)]}
+    found = {"simple/index.html": _html("Simple index", links), "simple/index.json": _json(whole)}
     for name, items in sorted(projects.items()):
-        found[f"simple/{name}/index.html"] = _project_html(name, items, base)
-        found[f"simple/{name}/index.json"] = _project_json(name, items, base)
+        links = (f"<a {_attributes(item, base)}>{escape(item.name)}</a>" for item in items)
+        versions = list(dict.fromkeys(str(item.contents.version) for item in items))
+        whole = {"name": name, "versions": versions, "files": [_file(item, base) for item in items]}
+        found |= {f"simple/{name}/index.html": _html(name, links), f"simple/{name}/index.json": _json(whole)}
     return found
+
+
+def _html(title: str, links: Iterable[str]) -> bytes:
+    body = "".join(f"{link}<br>\n" for link in links)
+    return f"{_HEAD % (title, title)}{body}</body></html>\n".encode()
+
+
+def _json(whole: dict[str, object]) -> bytes:
+    return record.encode({"meta": {"api-version": API}, **whole})
 
 
 def beside(item: Wheel) -> str:
@@ -50,16 +63,6 @@ def url(item: Wheel, root: str) -> str:
 def _provenance(item: Wheel, base: str) -> dict[str, str]:
     """Return the link to a wheel's provenance: PEP 740 wants it whole, and some clients refuse others."""
     return {"provenance": f"{base.rstrip('/')}/{beside(item)}{SUFFIX}"} if base else {}
-
-
-def _root_json(projects: Mapping[str, object]) -> bytes:
-    return record.encode({"meta": {"api-version": API}, "projects": [{"name": name} for name in sorted(projects)]})
-
-
-def _project_json(name: str, items: Sequence[Wheel], base: str) -> bytes:
-    versions = dict.fromkeys(str(item.contents.version) for item in items)
-    whole = {"name": name, "versions": list(versions), "files": [_file(item, base) for item in items]}
-    return record.encode({"meta": {"api-version": API}, **whole})
 
 
 def _file(item: Wheel, base: str) -> dict[str, Any]:
@@ -78,16 +81,6 @@ def _file(item: Wheel, base: str) -> dict[str, Any]:
 
 def metadata_digest(item: Wheel) -> str:
     return hashlib.sha256(item.contents.metadata).hexdigest()
-
-
-def _root_html(projects: Mapping[str, object]) -> bytes:
-    links = "".join(f'<a href="{name}/">{name}</a><br>\n' for name in sorted(projects))
-    return f"{_HEAD % ('Simple index', 'Simple index')}{links}</body></html>\n".encode()
-
-
-def _project_html(name: str, items: Sequence[Wheel], base: str) -> bytes:
-    links = "".join(f"<a {_attributes(item, base)}>{escape(item.name)}</a><br>\n" for item in items)
-    return f"{_HEAD % (name, name)}{links}</body></html>\n".encode()
 
 
 def _attributes(item: Wheel, base: str) -> str:

@@ -193,10 +193,6 @@ def _release(item: Subject) -> str:
     return f"{release.version}, commit {release.commit}"
 
 
-def _official(item: Subject) -> str:
-    return _require(item.official.sha256, _pinned(item).wheel.sha256.get(item.python, "(none)"))
-
-
 def _patches(item: Subject) -> str:
     release = _pinned(item)
     _require(item.proven.series, release.series)
@@ -215,10 +211,6 @@ def _flags(item: Subject) -> str:
     return _require(item.proven.flags, (*flags, *said))
 
 
-def _assembly(item: Subject) -> str:
-    return _require(item.proven.assembly, record.assembly())
-
-
 #: What can be checked without a build, by name; the names are what a failure is reported by.
 CLAIMS: dict[str, Callable[[Subject], str]] = {
     "signature": lambda item: item.signer.vouches(item.signed),
@@ -228,11 +220,11 @@ CLAIMS: dict[str, Callable[[Subject], str]] = {
     "embedded provenance": _embedded,
     "dependencies": _dependencies,
     "release": _release,
-    "official wheel": _official,
+    "official wheel": lambda it: _require(it.official.sha256, _pinned(it).wheel.sha256.get(it.python, "(none)")),
     "patches": _patches,
     "header packages": _headers,
     "compile flags": _flags,
-    "code that writes the wheels": _assembly,
+    "code that writes the wheels": lambda item: _require(item.proven.assembly, record.assembly()),
     "SBOM": _sbom,
     "copies of the statement": _copies,
 }

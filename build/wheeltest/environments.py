@@ -87,20 +87,15 @@ def _numpy(wheels: list[Path]) -> list[str]:
     return [] if torch is None else ["numpy<2" if torch < Version("2.3") else "numpy"]
 
 
-def _sweep(top: Path) -> None:
-    """Remove the folders of killed runs, some gigabytes each: a live run holds a lock on its folder."""
-    for path in top.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            with contextlib.suppress(Timeout), FileLock(path / _LOCK, timeout=0):
-                shutil.rmtree(path, ignore_errors=True)
-
-
 @contextlib.contextmanager
 def _folder(form: Form) -> Iterator[Path]:
     """Make a folder, yield it with a lock on it held, and remove it."""
     top = cache("environments")
     with _naming, locked(top / "environments", "the environments for tests"):
-        _sweep(top)
+        for path in top.iterdir():  # of killed runs, some gigabytes each: a live run holds a lock on its folder
+            if path.is_dir() and not path.is_symlink():
+                with contextlib.suppress(Timeout), FileLock(path / _LOCK, timeout=0):
+                    shutil.rmtree(path, ignore_errors=True)
         folder = Path(tempfile.mkdtemp(prefix=f"{form.value}-", dir=top))
         # One thread may enter this and another leave it.
         lock = FileLock(folder / _LOCK, thread_local=False)

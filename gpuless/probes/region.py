@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 
 import fake
 from breakage import Call, answer, break_world, launches, pair
@@ -74,7 +73,10 @@ def ended(ends: bool, shuts_down: bool = False) -> tuple[str, dict[str, object]]
     leaving = Call(region)
     detail["in ncclGroupEnd after"] = fake.await_true(lambda: fake.hanging("ncclGroupEnd") > 0, _TO_END)
     ending = Call(sick.group._shutdown if shuts_down else abort_of(sick.group))
-    has_ended = partial(_has_ended, sick)
+
+    def has_ended() -> bool:
+        return all(map(fake.has_ended, sick.comms))
+
     if ends:
         detail["ended within the end of the group after"] = fake.await_true(has_ended, 2)
         fake.lift("ncclGroupEnd")
@@ -82,10 +84,6 @@ def ended(ends: bool, shuts_down: bool = False) -> tuple[str, dict[str, object]]
     detail["ended after"] = fake.await_true(has_ended, _TO_END)
     detail["end"] = ending.answer(_TO_END)
     return _judged(healthy, ends, detail), detail
-
-
-def _has_ended(world: World) -> bool:
-    return all(map(fake.has_ended, world.comms))
 
 
 def _judged(healthy: World, ends: bool, detail: dict[str, object]) -> str:

@@ -36,7 +36,9 @@ class World:
     ) -> None:
         self.store = store or dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
         before = fake.comms()
-        self.group = _backend(backend, dist.PrefixStore("world", self.store), timeout)
+        prefixed = dist.PrefixStore("world", self.store)
+        classic = backend == "classic"
+        self.group = dist.ProcessGroupNCCL(prefixed, 0, 2, timeout) if classic else make_nccl2(prefixed, timeout)
         self.comms = set(range(before, fake.comms()))  # nccl2 makes its communicator here
         _KEPT.append(self)
 
@@ -81,12 +83,6 @@ def delete(world: World) -> None:
     forget(world)
     world.group = None
     gc.collect()
-
-
-def _backend(kind: str, store: TorchObject, timeout: datetime.timedelta) -> TorchObject:
-    if kind == "classic":
-        return dist.ProcessGroupNCCL(store, 0, 2, timeout)
-    return make_nccl2(store, timeout)
 
 
 def make_nccl2(

@@ -67,15 +67,10 @@ def _instead_of_gloo(helper: Callable[..., Any]) -> Callable[..., Any]:
             return helper(*args, **named)
         bound.arguments["backend"] = dist.Backend(NAME)
         result = helper(*bound.args, **bound.kwargs)
-        _call_it_gloo(result[0], asked)
+        group, world = result[0], distributed_c10d._world
+        if group in world.pg_map:  # `get_backend` and the like say what the program asked for
+            world.pg_map[group] = (asked, world.pg_map[group][1])
+            world.pg_backend_config[group] = str(distributed_c10d.BackendConfig(asked))
         return result
 
     return made
-
-
-def _call_it_gloo(group: Any, asked: Any) -> None:
-    """Let ``get_backend`` and the like say what the program asked for."""
-    world = distributed_c10d._world
-    if group in world.pg_map:
-        world.pg_map[group] = (asked, world.pg_map[group][1])
-        world.pg_backend_config[group] = str(distributed_c10d.BackendConfig(asked))

@@ -190,15 +190,10 @@ class Run:
         while time.monotonic() < deadline:
             self._watch(_LOOK_SECONDS, notices)
             back = {(n.worker, n.world): n for n in notices if n.what == "back" and n.at > since}
-            if expected <= set(back) and self._agreed(back, expected):
+            agreed = len({(name, back[number, name].generation) for number, name in expected & back.keys()})
+            if expected <= back.keys() and agreed == len({name for _, name in expected}):
                 return max(notice.at for notice in back.values()) - since
         return None
-
-    def _agreed(self, back: dict[tuple[int, str], Notice], expected: set[tuple[int, str]]) -> bool:
-        generations: dict[str, set[int]] = {}
-        for number, name in expected:
-            generations.setdefault(name, set()).add(back[number, name].generation)
-        return all(len(found) == 1 for found in generations.values())
 
     def _watch(self, seconds: float, into: list[Notice]) -> None:
         time.sleep(seconds)
