@@ -65,12 +65,6 @@ def uv_settings() -> dict[str, str]:
     return settings
 
 
-def _cache() -> Path:
-    """Return the project's cache folder as `build.paths` does, whose dependencies are not installed yet."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("MULTIWORLD_CACHE") or Path(base, "multiworld"))
-
-
 def _make(folder: Path, requirements: Path) -> None:
     """Create the environment in place, since its scripts name its path."""
     print(f":: preparing {folder.parent.name} in {folder}", file=sys.stderr, flush=True)  # noqa: T201
@@ -107,7 +101,9 @@ def run_in_environment(here: Path, name: str, arguments: list[str]) -> int:
     requirements = here / "locks" / f"{name}.txt"
     key = hashlib.sha256(sys.version.encode() + requirements.read_bytes()).hexdigest()[:16]
     try:
-        folder = _cache() / name / key
+        # The project's cache folder as `build.paths` has it, whose dependencies are not installed yet.
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        folder = Path(os.environ.get("MULTIWORLD_CACHE") or Path(base, "multiworld")) / name / key
     except RuntimeError as error:
         return _fail("there is no folder for the cache", str(error), "set HOME or MULTIWORLD_CACHE to one")
     python = str(folder / "bin" / "python")

@@ -168,19 +168,15 @@ def free(chosen: Iterable[Entry], *, really: bool = True) -> Cleared:
     return done
 
 
-def _remove(path: Path) -> None:
-    """Remove an entry; first what tells that it is whole, since a killed clean leaves half a folder."""
-    clear(_beside(path, ".seal"))
-    if path.is_dir() and not path.is_symlink():
-        (path / READY).unlink(missing_ok=True)
-    clear(path)
-
-
 def _free(item: Entry, done: Cleared, really: bool) -> None:
     try:
         with _held(item) as idle:
             if idle and really:
-                _remove(item.path)
+                # First what tells that it is whole, since a killed clean leaves half a folder.
+                clear(_beside(item.path, ".seal"))
+                if item.path.is_dir() and not item.path.is_symlink():
+                    (item.path / READY).unlink(missing_ok=True)
+                clear(item.path)
         (done.freed if idle else done.busy).append(item)
     except Timeout:
         done.busy.append(item)

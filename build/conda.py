@@ -203,15 +203,11 @@ def environment(cuda: str) -> Path:
     mark = place / ".multiworld"
     with locked(place, f"the conda environment of CUDA {cuda}"):
         if not mark.is_file():
-            _install(lock, place)
+            step(f"installing the conda environment of CUDA {lock.cuda}")
+            clear(place)
+            done = _conda_lock(["install", "--conda", executable(), "--prefix", place, lock.path])
+            if done.returncode:
+                what = f"the conda environment of CUDA {lock.cuda} cannot be installed"
+                raise EnvironmentUnfitError(what, cause=done.tail, remedy="check network, proxy and disk")
             mark.touch()
         return leases.take(place)
-
-
-def _install(lock: Lock, place: Path) -> None:
-    step(f"installing the conda environment of CUDA {lock.cuda}")
-    clear(place)
-    done = _conda_lock(["install", "--conda", executable(), "--prefix", place, lock.path])
-    if done.returncode:
-        what = f"the conda environment of CUDA {lock.cuda} cannot be installed"
-        raise EnvironmentUnfitError(what, cause=done.tail, remedy="check network, proxy and disk")

@@ -86,7 +86,11 @@ def tried(wheel: Path, scratch: Path) -> Iterator[str]:
     Raises:
         ProbeError: there is one on which it does not.
     """
-    for python in _pythons():
+    # The versions of CPython that uv knows, e.g. `3.12`, oldest first.
+    listed = json.loads(run([uv.find_uv_bin(), "python", "list", "--output-format", "json"]).stdout)
+    plain = [item for item in listed if (item["implementation"], item["variant"]) == ("cpython", "default")]
+    released = {Version(item["version"]).release[:2] for item in plain if not Version(item["version"]).is_prerelease}
+    for python in [f"{major}.{minor}" for major, minor in sorted(released) if (major, minor) >= _OLDEST_PYTHON]:
         folder = scratch / f"python{python}"
         try:
             create(folder, f"cpython@{python}")
@@ -98,11 +102,3 @@ def tried(wheel: Path, scratch: Path) -> Iterator[str]:
         if done.returncode:
             raise ProbeError(f"{wheel.name} does not work on CPython {python}", cause=done.tail)
         yield done.stdout.decode().strip()
-
-
-def _pythons() -> list[str]:
-    """Return the versions of CPython that uv knows, e.g. `3.12`, oldest first."""
-    listed = json.loads(run([uv.find_uv_bin(), "python", "list", "--output-format", "json"]).stdout)
-    plain = [item for item in listed if (item["implementation"], item["variant"]) == ("cpython", "default")]
-    released = {Version(item["version"]).release[:2] for item in plain if not Version(item["version"]).is_prerelease}
-    return [f"{major}.{minor}" for major, minor in sorted(released) if (major, minor) >= _OLDEST_PYTHON]

@@ -82,17 +82,6 @@ def _distribution() -> tuple[str, list[str], list[str]]:
     return suite, sorted({row[2] for row in own} | {"main"}), [mirror] if mirror else []
 
 
-def _make(root: Path, packages: list[str], kept: Path) -> None:
-    suite, components, mirror = _distribution()
-    step(f"{suite} with {' '.join(packages)}, some minutes; what is downloaded for it stays in {kept}")
-    kept.mkdir(exist_ok=True)
-    options = ["--variant=minbase", f"--include={','.join(packages)}", f"--components={','.join(components)}"]
-    command = ["debootstrap", *options, f"--cache-dir={kept}", suite, root, *mirror]
-    if _shown([*_UNSHARE, "--mount-proc", *map(str, command)], {}):
-        cause, remedy = f"no mirror in reach, or no room in {root.parent}", f"see {DIST / 'fresh.log'}"
-        raise EnvironmentUnfitError(f"debootstrap could not make {suite}", cause=cause, remedy=remedy)
-
-
 def _settings(root: Path, kept: Mapping[str, str]) -> list[Path]:
     """Write how this machine reaches the network into `root`; return the paths that the settings name."""
     pip = configparser.RawConfigParser()
@@ -154,7 +143,14 @@ def fresh(
     with locked(kept, "the bare system"):
         clear(root)  # of a run that was killed
         try:
-            _make(root, packages, kept)
+            suite, components, mirror = _distribution()
+            step(f"{suite} with {' '.join(packages)}, some minutes; what is downloaded for it stays in {kept}")
+            kept.mkdir(exist_ok=True)
+            options = ["--variant=minbase", f"--include={','.join(packages)}", f"--components={','.join(components)}"]
+            command = ["debootstrap", *options, f"--cache-dir={kept}", suite, root, *mirror]
+            if _shown([*_UNSHARE, "--mount-proc", *map(str, command)], {}):
+                cause, remedy = f"no mirror in reach, or no room in {root.parent}", f"see {DIST / 'fresh.log'}"
+                raise EnvironmentUnfitError(f"debootstrap could not make {suite}", cause=cause, remedy=remedy)
             Git(REPO).out("clone", "--quiet", "--no-hardlinks", f"file://{REPO}", str(root / _CLONE))
             _run(root, commands or documented)
         finally:

@@ -101,7 +101,8 @@ def port(place: Place, series: str, release: str) -> str:
     head, start = branch(series, release), place.git.resolve("HEAD")
     step(f"PyTorch {release} is new: porting {series}")
     try:
-        status = _regenerate(series, release)
+        command = [sys.executable, "-m", "build", "regenerate-patch", release, "--series", series, "--build"]
+        status = run_shown(command, cwd=REPO, env={"PYTHONPATH": str(REPO)}, timeout=_LONGEST)
         commit = _commit(place.git, series, release, start, status)
     finally:
         place.git.out("reset", "--quiet", "--hard", start)
@@ -114,11 +115,6 @@ def port(place: Place, series: str, release: str) -> str:
     except ToolError:
         place.git.out("push", place.remote, f":refs/heads/{head}")  # or the next run would take it for done
         raise
-
-
-def _regenerate(series: str, release: str) -> int:
-    command = [sys.executable, "-m", "build", "regenerate-patch", release, "--series", series, "--build"]
-    return run_shown(command, cwd=REPO, env={"PYTHONPATH": str(REPO)}, timeout=_LONGEST)
 
 
 def _commit(git: Git, series: str, release: str, parent: str, status: int) -> str:

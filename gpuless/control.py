@@ -168,7 +168,12 @@ class Remote:
         struct.pack_into("=I", self._view, at + _SEEN, 0)
         struct.pack_into("=i", self._view, at + 40, action)
         self._add(at + _GENERATION)
-        self._tell()
+        # Wake what waits for a change; without this system call it would look within some milliseconds.
+        self._add(_CHANGED)
+        word = ctypes.c_uint32.from_buffer(self._view, _CHANGED)
+        if (number := {"x86_64": 202, "aarch64": 98}.get(platform.machine())) is not None:
+            ctypes.CDLL(None).syscall(number, ctypes.byref(word), _FUTEX_WAKE, _ALL_WAITERS, None, None, 0)
+        del word  # it holds the map
 
     def lift(self, *sites: str) -> None:
         """Take the injections of these sites back; what they hold or hang goes on."""
@@ -188,14 +193,6 @@ class Remote:
     def _add(self, at: int) -> None:
         (value,) = struct.unpack_from("=I", self._view, at)
         struct.pack_into("=I", self._view, at, (value + 1) % 2**32)
-
-    def _tell(self) -> None:
-        """Wake what waits for a change; without this system call it would look within some milliseconds."""
-        self._add(_CHANGED)
-        word = ctypes.c_uint32.from_buffer(self._view, _CHANGED)
-        if (number := {"x86_64": 202, "aarch64": 98}.get(platform.machine())) is not None:
-            ctypes.CDLL(None).syscall(number, ctypes.byref(word), _FUTEX_WAKE, _ALL_WAITERS, None, None, 0)
-        del word  # it holds the map
 
 
 def _mapped(path: Path, until: float) -> mmap.mmap:

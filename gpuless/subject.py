@@ -79,6 +79,9 @@ def examine(python: Path) -> Subject:
     roots = [Path(p) for p in facts["nvidia"]]
     headers = _one(roots, "*/include/cuda_runtime_api.h").parent
     nccl_header = _one(roots, "nccl/include/nccl.h")
+    text = nccl_header.read_text(encoding="utf-8", errors="replace")
+    found = dict(re.findall(r"#define NCCL_(MAJOR|MINOR|PATCH)\s+(\d+)", text))
+    major, minor, patch = (int(found.get(name, 0)) for name in ("MAJOR", "MINOR", "PATCH"))
     return Subject(
         python=python,
         version=facts["version"],
@@ -86,7 +89,7 @@ def examine(python: Path) -> Subject:
         cuda_headers=headers,
         cudart=_one(roots, "*/lib/libcudart.so.*"),
         nccl=_one(roots, "nccl/lib/libnccl.so.2"),
-        nccl_version=_nccl_version(nccl_header),
+        nccl_version=major * 10000 + minor * 100 + patch,  # NCCL_VERSION, from 2.9 on
     )
 
 
@@ -106,10 +109,3 @@ def _one(roots: list[Path], pattern: str) -> Path:
             return found
     what = f"no {pattern} below {', '.join(map(str, roots)) or 'any nvidia package'}"
     raise EnvironmentUnfitError(what, remedy="install torch with its dependencies")
-
-
-def _nccl_version(header: Path) -> int:
-    text = header.read_text(encoding="utf-8", errors="replace")
-    found = dict(re.findall(r"#define NCCL_(MAJOR|MINOR|PATCH)\s+(\d+)", text))
-    major, minor, patch = (int(found.get(name, 0)) for name in ("MAJOR", "MINOR", "PATCH"))
-    return major * 10000 + minor * 100 + patch  # NCCL_VERSION, from 2.9 on

@@ -213,7 +213,11 @@ def _unit(tree: Path, path: str, owners: Owners, limits: Limits, added: Collecti
         return Row(path, Serves.FULL, _REMOVED)
     if library == LINALG:
         return Row(path, Serves.FULL, f"a unit of {LINALG}, which torch loads apart: no overlay replaces it")
-    text, macro = _alive(tree / path, limits.decided(path))
+    # Its text without comments and without what the wheels lack, and a macro that they lack.
+    unit = tree / path
+    said = {item.partition("=")[0] for item in limits.decided(path) if not item.endswith("=0")}
+    source = unit.read_text(encoding="utf-8", errors="surrogateescape") if unit.is_file() else ""
+    text, macro = layout.alive(bare(source), NEVER - said)
     if macro and not any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines()):
         return Row(path, Serves.NOTHING, f"all of it is under {macro}, without which the wheels are built")
     if name := layout.registration(text):
@@ -227,13 +231,6 @@ def _unit(tree: Path, path: str, owners: Owners, limits: Limits, added: Collecti
     if library == PYTHON:
         return Row(path, Serves.OVERLAY, "a unit of libtorch_python: the wheels are for one Python version", (path,))
     return Row(path, Serves.OVERLAY, f"a {'new ' if path in added else ''}unit of {library}", (path,))
-
-
-def _alive(unit: Path, decided: Collection[str]) -> tuple[str, str]:
-    """Return the text of a unit without comments and without what the wheels lack, and a macro that they lack."""
-    said = {item.partition("=")[0] for item in decided if not item.endswith("=0")}
-    source = unit.read_text(encoding="utf-8", errors="surrogateescape") if unit.is_file() else ""
-    return layout.alive(bare(source), NEVER - said)
 
 
 def _outside(path: str) -> Row:

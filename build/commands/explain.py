@@ -29,17 +29,6 @@ def show(plan: Plan) -> None:
         note(f"{unit} ({plan.owners.of(unit)}): {why}")
 
 
-def _say_seen(git: Git, plan: Plan, base: str, head: str) -> None:
-    """Tell which changed headers leave extensions with other code, as far as their texts show it."""
-    paths = [row.path for row in plan.rows if row.serves in {Serves.HEADER, Serves.ALONE}]
-    blobs = git.blobs([f"{commit}:{path}" for path in paths for commit in (base, head)])
-    texts = [(blob or b"").decode("utf-8", "surrogateescape") for blob in blobs]
-    for path, old, new in zip(paths, texts[::2], texts[1::2], strict=True):
-        if old and (found := declarations.differing(old, new)) != []:
-            said = "; ".join(found or ["the build compares its types"])
-            step(f"{path}: extensions have it compiled in, if the wheel has it: {said} (--extensions-rebuilt)")
-
-
 def explain(
     release: Annotated[str, typer.Option(help="the PyTorch release, e.g. 2.6.0")],
     patches: Annotated[Path | None, typer.Option(help="a patch file, or a folder of them")] = None,
@@ -60,7 +49,14 @@ def explain(
     plan = make(tree.repo, change, Limits(most_units, tuple(define or ()), entry.defines))
     show(plan)
     plan.require()
-    _say_seen(git, plan, tree.base, head)
+    # Tell which changed headers leave extensions with other code, as far as their texts show it.
+    paths = [row.path for row in plan.rows if row.serves in {Serves.HEADER, Serves.ALONE}]
+    blobs = git.blobs([f"{commit}:{path}" for path in paths for commit in (tree.base, head)])
+    texts = [(blob or b"").decode("utf-8", "surrogateescape") for blob in blobs]
+    for path, old, new in zip(paths, texts[::2], texts[1::2], strict=True):
+        if old and (found := declarations.differing(old, new)) != []:
+            said = "; ".join(found or ["the build compares its types"])
+            step(f"{path}: extensions have it compiled in, if the wheel has it: {said} (--extensions-rebuilt)")
     others.refuse(beside, tree.repo, plan.units, "the overlay of this patch")
     cores = len(os.sched_getaffinity(0))
     if plan.units:

@@ -41,7 +41,10 @@ def verify(
     )
     believed = signer.named(key, identity, issuer, trusted_root)
     if wheel.is_dir():
-        _wheelhouse(wheel, believed)
+        index, who = trust.trusted(str(wheel), believed)
+        note(f"ok: signature: {who}")
+        note(f"ok: serial number {index.predicate.serial}, believed until {index.predicate.expires:%Y-%m-%d}")
+        step(f"{wheel}: {trust.check_files(wheel, index)} files are as its list says")
         return
     item = claims.subject(wheel.absolute(), provenance, believed)
     if own.of_user:
@@ -58,10 +61,3 @@ def verify(
             number += 1
     left = "" if rebuild else "; it was NOT built again"
     step(f"{wheel.name}: {number} claims hold{left}")
-
-
-def _wheelhouse(folder: Path, believed: signer.Signer) -> None:
-    index, who = trust.trusted(str(folder), believed)
-    note(f"ok: signature: {who}")
-    note(f"ok: serial number {index.predicate.serial}, believed until {index.predicate.expires:%Y-%m-%d}")
-    step(f"{folder}: {trust.check_files(folder, index)} files are as its list says")

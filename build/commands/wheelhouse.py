@@ -18,7 +18,6 @@ from build.errors import UsageError
 from build.wheelhouse import attestation, keyless, statement, trust
 from build.wheelhouse.gather import gathered
 from build.wheelhouse.mirror import fetch
-from build.wheelhouse.model import Wheel
 from build.wheelhouse.publish import DAYS, Request, publish
 from build.wheelhouse.signing import PublicKey, private_key
 
@@ -74,7 +73,15 @@ def _job() -> str:
 
 
 def _publish(request: Request) -> None:
-    _show(publish(request), request.out)
+    wheels = publish(request)
+    for form, number in Counter(item.form.value for item in wheels).items():
+        note(f"{form}: {number}")
+    if others := sum(item.made is None for item in wheels):
+        note(f"without the record of a build: {counted(others, 'wheel')}, whose provenance only says who publishes it")
+    for item in wheels:
+        if item.made is not None and not item.tests:
+            note(f"{item.name}: no test result for these bytes")
+    step(f"{len(wheels)} wheels: {request.out}")
     note(f"provenance signed by {request.signed_by or 'NOBODY: --key names a key'}")
 
 
@@ -86,14 +93,3 @@ def _with_key(request: Request, place: Path | None) -> Request:
     key = private_key(place or Path(named or ""))
     attest, public = partial(attestation.sign, key=key), PublicKey(key.public_key())
     return replace(request, attest=attest, signed_by=f"key {public.keyid}", public=public.pem)
-
-
-def _show(wheels: tuple[Wheel, ...], out: Path) -> None:
-    for form, number in Counter(item.form.value for item in wheels).items():
-        note(f"{form}: {number}")
-    if others := sum(item.made is None for item in wheels):
-        note(f"without the record of a build: {counted(others, 'wheel')}, whose provenance only says who publishes it")
-    for item in wheels:
-        if item.made is not None and not item.tests:
-            note(f"{item.name}: no test result for these bytes")
-    step(f"{len(wheels)} wheels: {out}")

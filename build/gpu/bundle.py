@@ -76,7 +76,12 @@ def make(final: Path, python: str, overlay: Path | None) -> Manifest:
         if overlay is not None:
             with reading(overlay.name), zipfile.ZipFile(overlay) as archive:
                 archive.extractall(packages)
-        manifest = _manifest(python, packages, overlay)
+        git = Git(REPO)
+        modified = git.out("diff", "--name-only", "-z", "HEAD").split(b"\0")[:-1]
+        names = tuple(sorted(map(os.fsdecode, modified)))
+        found = tuple(sorted(path.stem for path in packages.glob("*.dist-info")))
+        named = f"{overlay.name} sha256:{sha256_of(overlay)}" if overlay else ""
+        manifest = Manifest(SCHEMA, python, git.line("rev-parse", "HEAD"), names, found, named)
         sweep(final)
         with atomic_write(final) as part:
             _write(part, manifest, packages)
@@ -89,15 +94,6 @@ def install(python: str, packages: Path) -> None:
     other = ("--python-version", python, "--python-platform", f"{platform.machine()}-{_SYSTEM}")
     what = ("--target", packages, "--only-binary", ":all:", "--require-hashes", "--no-deps", "-r", LOCK)
     uv_run(f"the packages for Python {python}", "pip", "install", "--quiet", *other, *what)
-
-
-def _manifest(python: str, packages: Path, overlay: Path | None) -> Manifest:
-    git = Git(REPO)
-    modified = git.out("diff", "--name-only", "-z", "HEAD").split(b"\0")[:-1]
-    names = tuple(sorted(map(os.fsdecode, modified)))
-    found = tuple(sorted(path.stem for path in packages.glob("*.dist-info")))
-    named = f"{overlay.name} sha256:{sha256_of(overlay)}" if overlay else ""
-    return Manifest(SCHEMA, python, git.line("rev-parse", "HEAD"), names, found, named)
 
 
 def _write(path: Path, manifest: Manifest, packages: Path) -> None:

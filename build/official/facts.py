@@ -50,17 +50,13 @@ def versions() -> tuple[str, ...]:
     return tuple(sorted((item for item in found if not Version(item).local), key=Version))
 
 
-def _python(name: str) -> str | None:
-    """Return the CPython version of a plain (not free-threaded) x86_64 Linux wheel's file name."""
-    match = re.search(r"-cp(\d)(\d+)-cp\1\2m?-.*linux.*_x86_64\.whl$", name)
-    return f"{match[1]}.{match[2]}" if match else None
-
-
 def published(version: str) -> dict[str, IndexFile]:
     """Return the official wheels of one version by CPython version, oldest first."""
     found: dict[str, IndexFile] = {}
     for file in files("torch"):
-        python = _python(file.name)
+        # Plain wheels (not free-threaded) of Linux on x86_64.
+        match = re.search(r"-cp(\d)(\d+)-cp\1\2m?-.*linux.*_x86_64\.whl$", file.name)
+        python = f"{match[1]}.{match[2]}" if match else None
         if file.version == version and python and file.sha256:
             found.setdefault(python, file)
     if not found:

@@ -169,16 +169,6 @@ def check_digest(path: Path, expected: str, name: str) -> None:
     )
 
 
-def _append(url: str, part: Path, label: str) -> None:
-    """Append the missing bytes of the file at `url` to `part`."""
-    have = part.stat().st_size if part.exists() else 0
-    with RemoteFile(url, have, whole=True) as remote, part.open("ab") as out, progress() as bar:
-        task = bar.add_task(label, total=remote.size / 1e6, completed=have // 1_000_000, unit="MB")
-        while block := remote.read(_BLOCK):
-            out.write(block)
-            bar.advance(task, len(block) / 1e6)
-
-
 def download(url: str, final: Path, sha256: str) -> Path:
     """Fetch `url` (`http(s):` or `file:`) to `final`, resuming the `.part` file of an interrupted run.
 
@@ -198,7 +188,13 @@ def download(url: str, final: Path, sha256: str) -> Path:
     if local is not None:
         shutil.copyfile(local, part)
     else:
-        _append(url, part, final.name)
+        # Append the missing bytes of the file at `url` to `part`.
+        have = part.stat().st_size if part.exists() else 0
+        with RemoteFile(url, have, whole=True) as remote, part.open("ab") as out, progress() as bar:
+            task = bar.add_task(final.name, total=remote.size / 1e6, completed=have // 1_000_000, unit="MB")
+            while block := remote.read(_BLOCK):
+                out.write(block)
+                bar.advance(task, len(block) / 1e6)
     try:
         check_digest(part, sha256, final.name)
     except DigestMismatchError:

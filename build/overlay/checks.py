@@ -28,23 +28,19 @@ def replaced_symbols(inputs: Inputs, overlay: Path) -> frozenset[str]:
     return frozenset(name for name, symbol in ours.items() if name in stock and not symbol.standard)
 
 
-def _clusters(places: Sequence[int]) -> list[tuple[int, int]]:
-    """Split sorted addresses where a gap is wider than a unit: linkers put cold and start-up code far from the rest."""
-    spans: list[tuple[int, int]] = []
-    for place in places:
-        if spans and place - spans[-1][1] <= _WIDEST_GAP:
-            spans[-1] = (spans[-1][0], place)
-        else:
-            spans.append((place, place))
-    return spans
-
-
 def spans(units: Iterable[Object], stock: Table) -> list[tuple[int, int]]:
     """Return the address ranges of the units' code in the stock library, from the functions known to be theirs."""
     found = []
     for unit in units:
         known = (stock[name] for name in names(unit.path).of_kind(_TEXT) if name in stock)
-        found += _clusters(sorted(item.address for item in known if item.kind in _TEXT))
+        # Split sorted addresses where a gap is wider than a unit: linkers put cold and start-up code far from the rest.
+        apart: list[tuple[int, int]] = []
+        for place in sorted(item.address for item in known if item.kind in _TEXT):
+            if apart and place - apart[-1][1] <= _WIDEST_GAP:
+                apart[-1] = (apart[-1][0], place)
+            else:
+                apart.append((place, place))
+        found += apart
     return found
 
 

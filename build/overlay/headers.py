@@ -86,16 +86,6 @@ def _function(die: DIE) -> str:
     return f"{_name(die)}({', '.join(_type(item) for item in arguments if 'DW_AT_artificial' not in item.attributes)})"
 
 
-def _member_function(die: DIE, owner: str) -> Iterator[tuple[str, str]]:
-    """Yield a function that has a place in a table, or decides whether objects are passed in registers."""
-    if _value(die, "DW_AT_virtuality"):
-        yield f"virtual {_function(die)}", f"{_value(die, 'DW_AT_vtable_elem_location')} {_type(die)}"
-    elif "DW_AT_artificial" not in die.attributes and _name(die) in {owner, f"~{owner}", "operator="}:
-        spelt = _function(die)
-        if _name(die) != owner or f"({owner}" in spelt:
-            yield f"special {spelt}", "declared"
-
-
 def _parts(die: DIE) -> Iterator[tuple[str, str]]:
     for name in ("byte_size", "alignment"):
         yield name.replace("_", " "), str(_value(die, f"DW_AT_{name}"))
@@ -107,7 +97,14 @@ def _parts(die: DIE) -> Iterator[tuple[str, str]]:
         elif item.tag == "DW_TAG_inheritance":
             yield f"base {_type(item)}", f"at {place}, virtual {_value(item, 'DW_AT_virtuality')}"
         elif item.tag == "DW_TAG_subprogram":
-            yield from _member_function(item, _name(die))
+            # A function that has a place in a table, or decides whether objects are passed in registers.
+            owner = _name(die)
+            if _value(item, "DW_AT_virtuality"):
+                yield f"virtual {_function(item)}", f"{_value(item, 'DW_AT_vtable_elem_location')} {_type(item)}"
+            elif "DW_AT_artificial" not in item.attributes and _name(item) in {owner, f"~{owner}", "operator="}:
+                spelt = _function(item)
+                if _name(item) != owner or f"({owner}" in spelt:
+                    yield f"special {spelt}", "declared"
         elif item.tag == "DW_TAG_enumerator":
             yield f"enumerator {_name(item)}", str(_value(item, "DW_AT_const_value"))
 

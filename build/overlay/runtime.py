@@ -113,17 +113,6 @@ def _script(chosen: Iterable[Export]) -> str:
     return "".join(f"{version} {{ {'; '.join(names)}; }};\n" for version, names in sorted(by_version.items()))
 
 
-def _assembly(chosen: Iterable[Export]) -> str:
-    """Return the text of a library with one symbol for each export: a function that returns 0, or an empty variable."""
-    lines = []
-    for item in chosen:
-        name = item.name
-        body = ".byte 0" if item.kind in _SECTIONS else "xorl %eax, %eax; ret"
-        lines.append(f"{_SECTIONS.get(item.kind, '.text')}\n.globl {name}")
-        lines.append(f".type {name},@{_TYPES.get(item.kind, 'function')}\n{name}: {body}")
-    return "\n".join(lines) + "\n"
-
-
 def stub(toolchain: Toolchain, soname: str, chosen: list[Export], folder: Path) -> Path:
     """Make a library in `folder` to link against, in place of the real one of that name.
 
@@ -131,7 +120,14 @@ def stub(toolchain: Toolchain, soname: str, chosen: list[Export], folder: Path) 
         CompileError: the toolchain cannot make it.
     """
     source, script, target = folder / f"{soname}.s", folder / f"{soname}.map", folder / soname
-    source.write_text(_assembly(chosen), encoding="ascii")
+    # The text of a library with one symbol for each export: a function that returns 0, or an empty variable.
+    lines = []
+    for item in chosen:
+        name = item.name
+        body = ".byte 0" if item.kind in _SECTIONS else "xorl %eax, %eax; ret"
+        lines.append(f"{_SECTIONS.get(item.kind, '.text')}\n.globl {name}")
+        lines.append(f".type {name},@{_TYPES.get(item.kind, 'function')}\n{name}: {body}")
+    source.write_text("\n".join(lines) + "\n", encoding="ascii")
     script.write_text(_script(chosen), encoding="ascii")
     versions = [f"-Wl,--version-script={script}"] if script.stat().st_size else []
     line: list[str | Path] = [toolchain.cxx, "-x", "assembler", "-shared", "-nostdlib", f"-Wl,-soname,{soname}"]

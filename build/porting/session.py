@@ -229,7 +229,11 @@ def _take_up(git: Git, edit: Sequence[str], left: str, *, drop: bool) -> str:
     Raises:
         UsageError: markers are left, nothing was decided, or other files were changed without being staged.
     """
-    if others := sorted(_unstaged(git) - set(edit)):
+    # The files with unstaged changes, and the untracked files.
+    git.call("update-index", "--refresh", "-q")
+    changed = git.out("diff-files", "--name-only", "-z").split(b"\0")
+    unknown = git.out("ls-files", "--others", "--exclude-standard", "-z").split(b"\0")
+    if others := sorted({os.fsdecode(name) for name in (*changed, *unknown) if name} - set(edit)):
         what = f"changed files that are not part of the conflict: {', '.join(others[:5])}"
         raise UsageError(what, remedy="git add those that belong to the patch, git checkout or remove the others")
     for file in (git.folder / path for path in edit) if drop else ():
@@ -249,14 +253,6 @@ def _take_up(git: Git, edit: Sequence[str], left: str, *, drop: bool) -> str:
         what = f"nothing was decided: these need an edit: {', '.join(edit)}"
         raise UsageError(what, remedy="make it and git add it, or use --continue --drop to leave the hunks out")
     return tree
-
-
-def _unstaged(git: Git) -> set[str]:
-    """Return the files with unstaged changes, and the untracked files."""
-    git.call("update-index", "--refresh", "-q")
-    changed = git.out("diff-files", "--name-only", "-z").split(b"\0")
-    unknown = git.out("ls-files", "--others", "--exclude-standard", "-z").split(b"\0")
-    return {os.fsdecode(name) for name in (*changed, *unknown) if name}
 
 
 def _marks(file: Path, path: str) -> list[str]:

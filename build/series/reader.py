@@ -86,7 +86,11 @@ class Reader:
                 return lines + self._chopped(head, left)
             text = self.take()
             if text[:1] == b"\\":
-                self._no_newline(lines)
+                # Apply a `\ No newline at end of file` to the line before it.
+                if not lines or not lines[-1].endswith(b"\n"):
+                    self.at -= 1
+                    raise self.error("'\\ No newline at end of file' without a line before it")
+                lines[-1] = lines[-1][:-1]
                 continue
             if text in {b"\n", b"\r\n"}:  # editors and mail programs strip the blank of an empty context line
                 text = b" " + text
@@ -115,13 +119,6 @@ class Reader:
             raise self.truncated("in the middle of a line")
         self.mended.append(f"line {self.at} lacks its line end")
         return text + b"\n"
-
-    def _no_newline(self, lines: list[bytes]) -> None:
-        """Apply a `\\ No newline at end of file` to the line before it."""
-        if not lines or not lines[-1].endswith(b"\n"):
-            self.at -= 1
-            raise self.error("'\\ No newline at end of file' without a line before it")
-        lines[-1] = lines[-1][:-1]
 
     def _counts(self, head: int, counts: list[int]) -> PatchError:
         """Return the error for lines that do not fit a hunk's counts."""

@@ -54,16 +54,6 @@ def _repository(git: Git, revision: str | None, release: Release, need: TreePurp
     return _Found(SourceKind.CHECKOUT, f"git {commit}", f"commit {commit}", read)
 
 
-def _folder(path: Path, need: TreePurpose) -> _Found:
-    """Identify a folder by names, sizes and times: reading all files would take as long as the import."""
-    fingerprint = hashlib.sha256(str(path.resolve()).encode())
-    for name, status in readers.folder_files(path, need):
-        # ctime also shows an edit that keeps the size and sets mtime back.
-        values = (status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-        fingerprint.update("\0".join([name, *map(str, values)]).encode("utf-8", "surrogateescape") + b"\n")
-    return _Found(SourceKind.FOLDER, f"folder {fingerprint.hexdigest()}", "", lambda _: readers.folder(path, need))
-
-
 def _look(source: Path, release: Release, need: TreePurpose) -> _Found:
     path, revision = split_revision(str(source))
     if not path.exists():
@@ -73,7 +63,13 @@ def _look(source: Path, release: Release, need: TreePurpose) -> _Found:
     if revision is not None:
         raise UsageError(f"--source {source}: {path} is not a git repository, so it has no revisions")
     if path.is_dir():
-        return _folder(path, need)
+        # Identify a folder by names, sizes and times: reading all files would take as long as the import.
+        fingerprint = hashlib.sha256(str(path.resolve()).encode())
+        for name, status in readers.folder_files(path, need):
+            # ctime also shows an edit that keeps the size and sets mtime back.
+            values = (status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+            fingerprint.update("\0".join([name, *map(str, values)]).encode("utf-8", "surrogateescape") + b"\n")
+        return _Found(SourceKind.FOLDER, f"folder {fingerprint.hexdigest()}", "", lambda _: readers.folder(path, need))
     digest = f"sha256 {sha256_of(path)}"
     return _Found(SourceKind.TARBALL, digest, digest, lambda _: readers.tarball(path, need))
 

@@ -29,17 +29,6 @@ def _remote(folder: Path, url: str) -> Git:
     return git
 
 
-def _address(git: Git, release: Release, module: str) -> str:
-    """Return where the release's tree says that a submodule is."""
-    asked = ("config", "--blob", f"{release.tag}:{_MODULES}", "--null", "--get-regexp", r"^submodule\..*\.(path|url)$")
-    entries = dict(item.split("\n", 1) for item in git.out(*asked).decode().split("\0")[:-1])
-    names = [key[: -len(".path")] for key, value in entries.items() if key.endswith(".path") and value == module]
-    name = names[0] if names else ""
-    if not entries.get(f"{name}.url"):
-        raise SourceError(f"{_MODULES} of {release.tag} does not say where {module} is")
-    return entries[f"{name}.url"]
-
-
 def _pinned(release: Release, module: str, scratch: Path) -> tuple[str, str]:
     """Return the address of a submodule and its commit; of PyTorch's tree, only what that takes is fetched."""
     upstream.check_commit(release, upstream.remote_commit(release), upstream.url())
@@ -50,7 +39,14 @@ def _pinned(release: Release, module: str, scratch: Path) -> tuple[str, str]:
     entry = git.files(release.tag, module).get(module)
     if entry is None or entry.mode != SUBMODULE:
         raise SourceError(f"{module} is no submodule of {release.tag}")
-    return _address(git, release, module), entry.blob
+    # Return where the release's tree says that a submodule is.
+    asked = ("config", "--blob", f"{release.tag}:{_MODULES}", "--null", "--get-regexp", r"^submodule\..*\.(path|url)$")
+    entries = dict(item.split("\n", 1) for item in git.out(*asked).decode().split("\0")[:-1])
+    names = [key[: -len(".path")] for key, value in entries.items() if key.endswith(".path") and value == module]
+    name = names[0] if names else ""
+    if not entries.get(f"{name}.url"):
+        raise SourceError(f"{_MODULES} of {release.tag} does not say where {module} is")
+    return entries[f"{name}.url"], entry.blob
 
 
 def _write(git: Git, commit: str, inner: str, part: Path) -> None:

@@ -72,22 +72,18 @@ def _fetch(release: Release, repo: Path, need: TreePurpose) -> None:
     git.transfer("fetch", "--progress", "--depth=1", "--no-tags", *partial, "origin", tag, timeout=3600)
     check_commit(release, git.resolve(release.tag), url())
     if need is TreePurpose.OVERLAY:
-        _fetch_files(git, release, need)
+        # Fetch the content of the wanted files, as git itself fetches missing ones, but with progress.
+        files = git.files(release.tag).values()
+        ids = {item.blob for item in files if item.mode != SUBMODULE and wanted(item.path, need)}
+        options = ["--progress", "--no-tags", "--no-write-fetch-head", "--recurse-submodules=no", "--filter=blob:none"]
+        asked = "".join(f"{blob}\n" for blob in sorted(ids)).encode()
+        # No negotiation: the remote need not know which commits are here.
+        plain = Git(git.folder, settings=Settings.REMOTE, config=("fetch.negotiationAlgorithm=noop",))
+        plain.transfer("fetch", *options, "--stdin", "origin", stdin=asked, timeout=3600)
         return
     git.transfer("checkout", "--progress", "--detach", release.tag, timeout=3600)
     modules = ["submodule", "update", "--progress", "--init", "--recursive", "--depth=1", "--jobs=4"]
     git.transfer(*modules, timeout=7200)
-
-
-def _fetch_files(git: Git, release: Release, need: TreePurpose) -> None:
-    """Fetch the content of the wanted files, as git itself fetches missing ones, but with progress."""
-    files = git.files(release.tag).values()
-    ids = {item.blob for item in files if item.mode != SUBMODULE and wanted(item.path, need)}
-    options = ["--progress", "--no-tags", "--no-write-fetch-head", "--recurse-submodules=no", "--filter=blob:none"]
-    asked = "".join(f"{blob}\n" for blob in sorted(ids)).encode()
-    # No negotiation: the remote need not know which commits are here.
-    plain = Git(git.folder, settings=Settings.REMOTE, config=("fetch.negotiationAlgorithm=noop",))
-    plain.transfer("fetch", *options, "--stdin", "origin", stdin=asked, timeout=3600)
 
 
 def _fetch_with_retry(release: Release, repo: Path, need: TreePurpose) -> None:

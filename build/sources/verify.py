@@ -74,16 +74,6 @@ def check_headers(tree: SourceTree, include_dir: Path, only: frozenset[str] | No
     return HeaderComparison(equal, tuple(name for name in differing if name not in decisive))
 
 
-def _check_pinned(tree: SourceTree, read: frozenset[str]) -> None:
-    """Refuse files of the tree that were compiled although they are not pinned."""
-    if unpinned := sorted(read - set(tree.release.blobs)):
-        raise DigestMismatchError(
-            f"{len(unpinned)} files of the tree were compiled, but are not pinned:\n" + "\n".join(unpinned),
-            cause=f"the tree is known by {len(tree.release.blobs)} files only ({tree.identity})",
-            remedy=f"use the source of {tree.release.tag} itself, or pin their blob ids in build/releases.toml",
-        )
-
-
 def check_belongs(tree: SourceTree, include_dir: Path, read: frozenset[str]) -> HeaderComparison:
     """Check that tree and wheel belong together, as strictly as the tree's proof requires.
 
@@ -104,5 +94,11 @@ def check_belongs(tree: SourceTree, include_dir: Path, read: frozenset[str]) -> 
         return check_headers(tree, include_dir)
     shared = frozenset(name for name in _headers(include_dir) if tree_path(name) in read)
     found = check_headers(tree, include_dir, shared)
-    _check_pinned(tree, read - {tree_path(name) for name in shared})
+    # Refuse files of the tree that were compiled although they are not pinned.
+    if unpinned := sorted(read - {tree_path(name) for name in shared} - set(tree.release.blobs)):
+        raise DigestMismatchError(
+            f"{len(unpinned)} files of the tree were compiled, but are not pinned:\n" + "\n".join(unpinned),
+            cause=f"the tree is known by {len(tree.release.blobs)} files only ({tree.identity})",
+            remedy=f"use the source of {tree.release.tag} itself, or pin their blob ids in build/releases.toml",
+        )
     return found

@@ -43,19 +43,15 @@ def _threads() -> int:
 
 def _log_prefix(group: TorchObject) -> Callable[[], int]:
     """Return a call of the method: the address of the string to which it returns a reference."""
-    library = ctypes.CDLL(_defining_library())
+    # The library whose method this process calls: the overlay, where there is one, instead of torch's.
+    words = [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()]
+    mapped = {Path(word).name: word for word in words}
+    library = ctypes.CDLL(mapped.get("libtorch_mw.so", mapped["libtorch_cuda.so"]))
     method = next(getattr(library, name) for name in _NAMES if hasattr(library, name))
     method.restype = ctypes.c_void_p
     method.argtypes = (ctypes.c_void_p,)
     this = ctypes.c_void_p.from_address(id(group) + object.__basicsize__).value  # pybind11's pointer to the instance
     return lambda: int(method(this))
-
-
-def _defining_library() -> str:
-    """Return the library whose method this process calls: the overlay, where there is one, instead of torch's."""
-    words = [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()]
-    mapped = {Path(word).name: word for word in words}
-    return mapped.get("libtorch_mw.so", mapped["libtorch_cuda.so"])
 
 
 def _text(string: int) -> tuple[int | None, str]:

@@ -108,15 +108,6 @@ class Server:
                 link.sendall(json.dumps(code).encode() + b"\n")
 
 
-def _set(environment: dict[str, str]) -> None:
-    """Set variables; an empty value removes one, since PyTorch takes an empty one for a malformed number."""
-    for name, value in environment.items():
-        if value:
-            os.environ[name] = value
-        else:
-            os.environ.pop(name, None)
-
-
 def _probe(request: dict[str, Any]) -> None:
     """Run one probe in this process, a fresh fork, and leave without the interpreter's own shutdown.
 
@@ -127,7 +118,12 @@ def _probe(request: dict[str, Any]) -> None:
         output = os.open("output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         for number, descriptor in enumerate((os.open(os.devnull, os.O_RDONLY), output, output)):
             os.dup2(descriptor, number)
-        _set(request["environment"])
+        # Set variables; an empty value removes one, since PyTorch takes an empty one for a malformed number.
+        for name, value in request["environment"].items():
+            if value:
+                os.environ[name] = value
+            else:
+                os.environ.pop(name, None)
         tempfile.tempdir = None  # determined again, from the probe's own TMPDIR
         fake.start("control")
         folder, _, program = request["program"].rpartition("/")

@@ -20,19 +20,15 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 
 
-def _become_worker(parent: int, control: socket.socket) -> None:
-    control.close()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
 def _spawn(control: socket.socket, channel: int) -> int | None:
     """Fork; the child's channel in the child, None in the parent."""
     parent = os.getpid()
     child = os.fork()
     if child == 0:
-        _become_worker(parent, control)
+        control.close()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
         return channel
     os.close(channel)
     control.send(json.dumps({"pid": child}).encode())

@@ -33,13 +33,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _compile(given: argparse.Namespace) -> None:
-    client = ClientLibrary(given.home.absolute(), given.backend, given.card, given.dpdk_home, given.grpc_home)
-    target = given.output or current().library
-    compile_shim(client, target)
-    sys.stdout.write(f"{target}\n")
-
-
 def _run(given: argparse.Namespace) -> None:
     """Run the program as Python itself would, with its own arguments and its folder on the path."""
     install()
@@ -55,7 +48,10 @@ def main(argv: list[str] | None = None) -> int:
         _run(given)
         return 0
     try:
-        _compile(given)
+        client = ClientLibrary(given.home.absolute(), given.backend, given.card, given.dpdk_home, given.grpc_home)
+        target = given.output or current().library
+        compile_shim(client, target)
+        sys.stdout.write(f"{target}\n")
     except MultiWorldError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1

@@ -95,7 +95,10 @@ class SwitchMLGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._lane = lane
         self._plain = _plain_group(store, rank, size)
         for group in (self, self._plain):
-            _use_gloo(group, gloo)
+            if hasattr(group, "_set_default_backend"):  # in newer releases
+                group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+            for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+                group._register_backend(torch.device(device), dist.ProcessGroup.BackendType.GLOO, gloo)
         if lane is not None:
             self._closing = weakref.finalize(self, lane.close)
 
@@ -156,13 +159,6 @@ def _plain_group(store: Any, rank: int, size: int) -> Any:
         return dist.ProcessGroup(store, rank, size)
     except TypeError:  # older releases
         return dist.ProcessGroup(store, rank, size, dist.ProcessGroup.Options(backend="gloo"))
-
-
-def _use_gloo(group: Any, gloo: Any) -> None:
-    if hasattr(group, "_set_default_backend"):  # in newer releases
-        group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-    for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
-        group._register_backend(torch.device(device), dist.ProcessGroup.BackendType.GLOO, gloo)
 
 
 def _options(given: Any) -> Any:

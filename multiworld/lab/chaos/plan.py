@@ -91,7 +91,14 @@ def draw_plan(seed: int, seconds: float, workers: int, worlds: int) -> Plan:
     made = Plan(seed, seconds, workers, _draw_worlds(draw, workers, worlds), ())
     faults, at = [], _QUIET_SECONDS
     while at < seconds:
-        faults.append(_draw_fault(draw, made, at))
+        kind = draw.choices(list(_WEIGHTS), weights=list(_WEIGHTS.values()))[0]
+        busy = [worker for worker in range(made.workers) if made.worlds_of(worker)]
+        worker = draw.choice(busy)
+        one_world = kind in (FaultKind.LEAVE, FaultKind.ABORT, FaultKind.BAD_MESSAGE)
+        world = draw.choice(made.worlds_of(worker)) if one_world else ""
+        others = [other for other in busy if other != worker]
+        second = draw.choice(others) if kind is FaultKind.KILL and draw.random() < 0.25 else None
+        faults.append(Fault(at, kind, worker, second, world, _DURATIONS.get(kind, 0.0)))
         at = round(at + draw.uniform(*_PAUSE_SECONDS), 3)
     return replace(made, faults=tuple(faults))
 
@@ -107,14 +114,3 @@ def _draw_worlds(draw: random.Random, workers: int, worlds: int) -> dict[str, tu
         rest = [worker for worker in range(workers) if worker not in first]
         found[f"world-{number}"] = tuple(first + draw.sample(rest, size - len(first)))
     return found
-
-
-def _draw_fault(draw: random.Random, plan: Plan, at: float) -> Fault:
-    kind = draw.choices(list(_WEIGHTS), weights=list(_WEIGHTS.values()))[0]
-    busy = [worker for worker in range(plan.workers) if plan.worlds_of(worker)]
-    worker = draw.choice(busy)
-    one_world = kind in (FaultKind.LEAVE, FaultKind.ABORT, FaultKind.BAD_MESSAGE)
-    world = draw.choice(plan.worlds_of(worker)) if one_world else ""
-    others = [other for other in busy if other != worker]
-    second = draw.choice(others) if kind is FaultKind.KILL and draw.random() < 0.25 else None
-    return Fault(at, kind, worker, second, world, _DURATIONS.get(kind, 0.0))

@@ -101,9 +101,14 @@ def judge(
     slowest = f"longest round elsewhere {max((s.others_slowest for s in stories), default=0.0) * 1e3:,.0f} ms"
     surprises = [what for tally in tallies.values() for what in tally.surprises]
     rounds = sum(len(times) for tally in tallies.values() for times in tally.rounds.values())
+    parts = []
+    for kind in NOTICED_SECONDS:
+        delays = sorted(d for story in stories if story.fault.kind is kind for d in story.delays())
+        if delays:
+            parts.append(f"{kind.value}: p50 {delays[len(delays) // 2] * 1e3:,.0f} ms, last {delays[-1] * 1e3:,.0f} ms")
     return (
         _promise("only worlds of the struck worker break", _wrong_worlds(stories, stray), "no break elsewhere"),
-        _promise("every other member notices, in time", _late(plan, stories), _noticed(stories)),
+        _promise("every other member notices, in time", _late(plan, stories), "; ".join(parts)),
         _promise("slow, busy and mistaken workers break nothing", false_alarms, "no false alarm"),
         _promise("every world comes back", lost, _back(stories)),
         _promise("no data is wrong", [w for t in tallies.values() for w in t.wrong], f"{rounds:,} rounds were right"),
@@ -142,15 +147,6 @@ def _late(plan: Plan, stories: Sequence[Story]) -> list[str]:
                 elif min(delays) > limit:
                     late.append(f"{what} noticed after {min(delays):.2f} s, not {limit} s")
     return late
-
-
-def _noticed(stories: Sequence[Story]) -> str:
-    parts = []
-    for kind in NOTICED_SECONDS:
-        delays = sorted(d for story in stories if story.fault.kind is kind for d in story.delays())
-        if delays:
-            parts.append(f"{kind.value}: p50 {delays[len(delays) // 2] * 1e3:,.0f} ms, last {delays[-1] * 1e3:,.0f} ms")
-    return "; ".join(parts)
 
 
 def _of(story: Story) -> str:
