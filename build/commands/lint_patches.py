@@ -12,7 +12,7 @@ from build.console import console, step, table
 from build.errors import PatchError, UsageError
 from build.git import split_revision
 from build.series import manifest as manifests
-from build.series.lint import Finding, FindSource, LintReport, Source, lint_series
+from build.series.lint import Finding, FindSource, Source, lint_series
 from build.sources.acquire import cached_folder
 from build.sources.tree import TreePurpose
 
@@ -32,7 +32,14 @@ def lint_patches(
     for name, folder in folders.items():
         if not series or name in series:
             report = lint_series(folder, find)
-            _show(name, report)
+            step(f"series {name}: {report.files} patches read, {len(report.findings)} findings")
+            shown = table("", "release", "applied with zero fuzz, exported to the same bytes")
+            for release in report.applied:
+                bad = any(f"/{release}" in item.where for item in report.findings)
+                shown.add_row(release, "[red]no[/]" if bad else "[green]yes[/]")
+            for release in report.not_applied:
+                shown.add_row(release, "[dim]not checked: no sources at hand (or findings before)[/]")
+            console.print(shown)
             findings += report.findings
     if findings:
         lines = "\n".join(f"{item.where}: {item.what}" for item in findings)
@@ -59,14 +66,3 @@ def _finder(given: list[str]) -> FindSource:
         return Source(cached, "HEAD") if cached else None
 
     return find
-
-
-def _show(name: str, report: LintReport) -> None:
-    step(f"series {name}: {report.files} patches read, {len(report.findings)} findings")
-    shown = table("", "release", "applied with zero fuzz, exported to the same bytes")
-    for release in report.applied:
-        bad = any(f"/{release}" in item.where for item in report.findings)
-        shown.add_row(release, "[red]no[/]" if bad else "[green]yes[/]")
-    for release in report.not_applied:
-        shown.add_row(release, "[dim]not checked: no sources at hand (or findings before)[/]")
-    console.print(shown)

@@ -66,7 +66,14 @@ def repair(project: Project, built: Path, libraries: Sequence[Path], provenance:
         tree, plain = Path(scratch, "tree"), Path(scratch, built.name)
         with reading(built.name):
             zip2dir(built, tree)
-        info = _info(tree, project)
+        # The version must be the one that was asked for.
+        names = [path.name for path in tree.glob("*.dist-info")]
+        text = (tree / names[0] / "METADATA").read_text(encoding="utf-8") if len(names) == 1 else ""
+        found = re.search(r"^Version: (.*)$", text, re.M)
+        if found is None or found[1] != project.version:
+            what = f"the build made version {found[1] if found else '(none)'}, not {project.version}"
+            raise WheelError(what, remedy="set the variable that its build reads, in the project's `environment`")
+        info = names[0]
         _require(tree / info / "METADATA", _link(project, tree))
         document = tree / info / "multiworld.json"
         document.write_bytes(provenance)
@@ -75,17 +82,6 @@ def repair(project: Project, built: Path, libraries: Sequence[Path], provenance:
         _pack(tree, plain)
         audited = _audited(project, plain, libraries, Path(scratch, "audited"))
         return _write(audited, before, info, folder)
-
-
-def _info(tree: Path, project: Project) -> str:
-    """Return the name of the dist-info folder, whose version must be the one that was asked for."""
-    names = [path.name for path in tree.glob("*.dist-info")]
-    text = (tree / names[0] / "METADATA").read_text(encoding="utf-8") if len(names) == 1 else ""
-    found = re.search(r"^Version: (.*)$", text, re.M)
-    if found is None or found[1] != project.version:
-        what = f"the build made version {found[1] if found else '(none)'}, not {project.version}"
-        raise WheelError(what, remedy="set the variable that its build reads, in the project's `environment`")
-    return names[0]
 
 
 def elves(tree: Path) -> list[Path]:
@@ -168,19 +164,15 @@ def _write(audited: Path, before: set[str], info: str, folder: Path) -> Repaired
         _pack(tree, part)
         check_archive(part)
         files = elves(tree)
-        checks = _checked(files, tag)
+        # The tag is compared with what this project's own reading of the symbol versions says.
+        parts = ((path.name, part) for path in files for part in run_path(path).split(":"))
+        wrong = ", ".join(f"{name}: {part}" for name, part in parts if part and not part.startswith("$ORIGIN"))
+        needs = reduce(newer, map(platform_tag, files))
+        checks = (
+            Check("no search path names a folder of the build machine", not wrong, wrong or "all from $ORIGIN"),
+            Check("the platform tag is what the binaries need", newer(tag, needs) == tag, f"{tag}; these need {needs}"),
+        )
         if failed := [check for check in checks if not check.passed]:
             lines = "".join(f"\n- {item.name}: {item.detail}" for item in failed)
             raise WheelError(f"the repaired wheel fails its checks:{lines}", remedy="see `externals` of the project")
     return Repaired(final, tuple(sorted({path.name for path in files} - before)), tag, checks)
-
-
-def _checked(files: Iterable[Path], tag: str) -> tuple[Check, Check]:
-    """Check the search paths, and compare the tag with what this project's own reading of the symbol versions says."""
-    parts = ((path.name, part) for path in files for part in run_path(path).split(":"))
-    wrong = ", ".join(f"{name}: {part}" for name, part in parts if part and not part.startswith("$ORIGIN"))
-    needs = reduce(newer, map(platform_tag, files))
-    return (
-        Check("no search path names a folder of the build machine", not wrong, wrong or "all from $ORIGIN"),
-        Check("the platform tag is what the binaries need", newer(tag, needs) == tag, f"{tag}; these need {needs}"),
-    )

@@ -27,6 +27,7 @@ def collect() -> dict[str, Any]:
     import torch
 
     there, why = _devices(torch)
+    found = {(item.metadata["Name"] or "").lower().replace("_", "-"): item.version for item in metadata.distributions()}
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "python": platform.python_version(),
@@ -39,7 +40,7 @@ def collect() -> dict[str, Any]:
         "devices": there,
         "no_device": why,
         "nvidia_smi": _nvidia_smi(),
-        "packages": _packages(),
+        "packages": {name: found[name] for name in sorted(found) if name in _PACKAGES or name.startswith(_PREFIXES)},
         "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_VARIABLES)},
     }
 
@@ -80,11 +81,6 @@ def _nvidia_smi() -> list[str]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
         return (done.stdout if done.returncode == 0 else done.stdout + done.stderr).splitlines()
     return []
-
-
-def _packages() -> dict[str, str]:
-    found = {(item.metadata["Name"] or "").lower().replace("_", "-"): item.version for item in metadata.distributions()}
-    return {name: found[name] for name in sorted(found) if name in _PACKAGES or name.startswith(_PREFIXES)}
 
 
 if __name__ == "__main__":

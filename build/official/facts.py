@@ -102,14 +102,6 @@ def requirements(version: str, python: str, local: Path | None = None) -> tuple[
         return needs(stream)
 
 
-def _cxx11_abi(archive: zipfile.ZipFile) -> bool:
-    """Return the ABI from libc10's own symbols: the constructors of c10::Error take a `std::string`."""
-    names = re.findall(rb"_ZN3c105ErrorC[12][\w]+", archive.read("torch/lib/libc10.so"))
-    if not names:
-        raise WheelError("libc10.so has no constructor of c10::Error: its ABI is unknown")
-    return any(b"__cxx11" in name for name in names)
-
-
 def _cxx_standard(archive: zipfile.ZipFile) -> int:
     """Return the C++ standard that the wheel's CMake configuration requires."""
     text = archive.read("torch/share/cmake/Torch/TorchConfig.cmake")
@@ -123,7 +115,11 @@ def _read(stream: BinaryIO, version: str) -> WheelFacts:
     requires = {need.name: exact(need) for need in needs(stream) if exact(need)}
     with zipfile.ZipFile(stream) as archive:
         text = archive.read("torch/version.py").decode()
-        standard, abi = _cxx_standard(archive), _cxx11_abi(archive)
+        # The ABI, from libc10's own symbols: the constructors of c10::Error take a `std::string`.
+        names = re.findall(rb"_ZN3c105ErrorC[12][\w]+", archive.read("torch/lib/libc10.so"))
+        if not names:
+            raise WheelError("libc10.so has no constructor of c10::Error: its ABI is unknown")
+        standard, abi = _cxx_standard(archive), any(b"__cxx11" in name for name in names)
     nccl = next((pin for name, pin in requires.items() if name.startswith("nvidia-nccl-")), "")
     wheel = OfficialWheel(
         version=version,

@@ -116,12 +116,6 @@ def _relative(path: str, inputs: Inputs, overrides: Path) -> str:
     return "system:" + real
 
 
-def _includes(depfile: Path, inputs: Inputs, overrides: Path) -> tuple[str, ...]:
-    text = depfile.read_text(encoding="utf-8", errors="surrogateescape").replace("\\\n", " ")
-    names = re.split(r"(?<!\\)\s+", text.partition(":")[2].strip())
-    return tuple(sorted({_relative(name.replace("\\ ", " "), inputs, overrides) for name in names}))
-
-
 def _cached(folder: Path, inputs: Inputs) -> Object | None:
     """Return the cached object of `folder` if every file of the tree that it included is unchanged."""
     if not folder.is_dir():
@@ -221,7 +215,9 @@ def _compile(inputs: Inputs, unit: str, overrides: Path, folder: Path) -> Object
         done = run_compiler([*command, "-MD", "-MF", dep, "-c", inputs.tree / unit, "-o", obj], timeout=1800)
         if done.returncode:
             raise compile_failure(inputs, unit, done)
-        includes = _includes(dep, inputs, overrides)
+        text = dep.read_text(encoding="utf-8", errors="surrogateescape").replace("\\\n", " ")
+        names = re.split(r"(?<!\\)\s+", text.partition(":")[2].strip())
+        includes = tuple(sorted({_relative(name.replace("\\ ", " "), inputs, overrides) for name in names}))
         tree_files = {name[5:]: sha256_of(inputs.tree / name[5:]) for name in includes if name.startswith("tree:")}
         _require_decided(inputs, unit, includes)
         entry = _Entry(unit, sha256_of(obj), includes, tree_files)

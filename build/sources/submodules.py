@@ -39,7 +39,7 @@ def _pinned(release: Release, module: str, scratch: Path) -> tuple[str, str]:
     entry = git.files(release.tag, module).get(module)
     if entry is None or entry.mode != SUBMODULE:
         raise SourceError(f"{module} is no submodule of {release.tag}")
-    # Return where the release's tree says that a submodule is.
+    # Where the release's tree says that the submodule is.
     asked = ("config", "--blob", f"{release.tag}:{_MODULES}", "--null", "--get-regexp", r"^submodule\..*\.(path|url)$")
     entries = dict(item.split("\n", 1) for item in git.out(*asked).decode().split("\0")[:-1])
     names = [key[: -len(".path")] for key, value in entries.items() if key.endswith(".path") and value == module]

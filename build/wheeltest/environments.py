@@ -80,13 +80,6 @@ def installed(python: Path) -> tuple[str, ...]:
     return tuple(sorted(done.stdout.decode().split("\n")[:-1]))
 
 
-def _numpy(wheels: list[Path]) -> list[str]:
-    """Return the numpy that the torch among the wheels works with: built for numpy 1, it warns on import of 2."""
-    parsed = (parse_wheel_filename(path.name) for path in wheels)
-    torch = next((version for name, version, _, _ in parsed if name == "torch"), None)
-    return [] if torch is None else ["numpy<2" if torch < Version("2.3") else "numpy"]
-
-
 @contextlib.contextmanager
 def _folder(form: Form) -> Iterator[Path]:
     """Make a folder, yield it with a lock on it held, and remove it."""
@@ -123,5 +116,8 @@ def environment(form: Form, python: str, wheels: list[Path]) -> Iterator[Path]:
         # The official wheel may stay in uv's cache: it is the same file each time.
         if built := [path for path in wheels if not path.is_relative_to(cache("wheels"))]:
             install_built(made, built)
-        install(made, *wheels, *_numpy(wheels))
+        # A torch that was built for numpy 1 warns on import of 2.
+        parsed = (parse_wheel_filename(path.name) for path in wheels)
+        torch = next((version for name, version, _, _ in parsed if name == "torch"), None)
+        install(made, *wheels, *([] if torch is None else ["numpy<2" if torch < Version("2.3") else "numpy"]))
         yield made

@@ -19,7 +19,12 @@ def run(worlds: int, again: bool = False) -> tuple[str, dict[str, object]]:
         again: make them one after the other instead, and look at the number of streams.
     """
     if again:
-        return _one_after_the_other(worlds)
+        counts = []
+        for _ in range(worlds):
+            _use_and_abort()
+            gc.collect()
+            counts.append(fake.streams())
+        return ("OK" if counts[-1] <= counts[1] else "LEAKED"), {"streams": counts}
     made = [World() for _ in range(worlds)]
     for world in made:
         world.run("all_reduce")
@@ -33,15 +38,6 @@ def run(worlds: int, again: bool = False) -> tuple[str, dict[str, object]]:
         if answer(lambda world=world: (world.run("all_reduce"), tensor(1).cpu()), _PATIENCE) != "returned"
     ]
     return ("STALLED" if stalled else "OK"), {"stalled": stalled, "worlds": worlds}
-
-
-def _one_after_the_other(worlds: int) -> tuple[str, dict[str, object]]:
-    counts = []
-    for _ in range(worlds):
-        _use_and_abort()
-        gc.collect()
-        counts.append(fake.streams())
-    return ("OK" if counts[-1] <= counts[1] else "LEAKED"), {"streams": counts}
 
 
 def _use_and_abort() -> None:

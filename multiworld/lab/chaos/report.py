@@ -106,8 +106,11 @@ def judge(
         delays = sorted(d for story in stories if story.fault.kind is kind for d in story.delays())
         if delays:
             parts.append(f"{kind.value}: p50 {delays[len(delays) // 2] * 1e3:,.0f} ms, last {delays[-1] * 1e3:,.0f} ms")
+    wrong = [_describe(notice) for notice in stray]
+    for story in stories:
+        wrong += [f"{story.fault.kind.value}: {_describe(n)}" for n in story.breaks if n.world not in story.concerned]
     return (
-        _promise("only worlds of the struck worker break", _wrong_worlds(stories, stray), "no break elsewhere"),
+        _promise("only worlds of the struck worker break", wrong, "no break elsewhere"),
         _promise("every other member notices, in time", _late(plan, stories), "; ".join(parts)),
         _promise("slow, busy and mistaken workers break nothing", false_alarms, "no false alarm"),
         _promise("every world comes back", lost, _back(stories)),
@@ -125,13 +128,6 @@ def _promise(name: str, evidence: Iterable[str], otherwise: str) -> Promise:
 
 def _describe(notice: Notice) -> str:
     return f"worker {notice.worker} in {notice.world}: {notice.error} {notice.ranks} {notice.how}"
-
-
-def _wrong_worlds(stories: Sequence[Story], stray: Sequence[Notice]) -> list[str]:
-    wrong = [_describe(notice) for notice in stray]
-    for story in stories:
-        wrong += [f"{story.fault.kind.value}: {_describe(n)}" for n in story.breaks if n.world not in story.concerned]
-    return wrong
 
 
 def _late(plan: Plan, stories: Sequence[Story]) -> list[str]:
