@@ -134,9 +134,8 @@ def read(tree: Path, lists: str | None = None) -> Owners:
     found = listed(lists)
     places = [tree / "CMakeLists.txt", tree / _CMAKE, *sorted((tree / "cmake").glob("*.cmake"))]
     text = "".join(place.read_text(encoding="utf-8") for place in places if place.is_file())
-    conditional = {macro for _, macro in _DEFINITION.findall(text)} | {
-        name for found in _GLOBAL.findall(text) for name in found if name
-    }
+    conditional = {macro for _, macro in _DEFINITION.findall(text)}
+    conditional |= {name for found in _GLOBAL.findall(text) for name in found if name}
     return Owners(found, *_of_cmake(tree / _CMAKE), frozenset(conditional))
 
 

@@ -69,9 +69,7 @@ def free_memory() -> int:
     try:  # control groups of version 2, as containers and Slurm set them
         group = Path("/proc/self/cgroup").read_text(encoding="ascii").partition("0::")[2].splitlines()[0]
         folder = Path("/sys/fs/cgroup") / group.lstrip("/")
-        limit, used, rest = (
-            (folder / f"memory.{name}").read_text(encoding="ascii") for name in ("max", "current", "stat")
-        )
+        limit, used, rest = ((folder / f"memory.{word}").read_text("ascii") for word in ("max", "current", "stat"))
         cached = next(int(line.split()[1]) for line in rest.splitlines() if line.startswith("inactive_file "))
         return min(free, max(0, int(limit) - int(used) + cached))
     except (OSError, ValueError, IndexError, StopIteration):  # no limit

@@ -15,9 +15,7 @@ _PART_OR_END = re.compile(_PART.pattern + rb"|\n")
 _STATEMENT = re.compile(rb";\s*(?://.*)?$")
 _NO_HEADING = (b"#", b"//", b"/*", b"* ")
 #: Words that are in too many places to be distinctive.
-_COMMON = frozenset(
-    {b"return", b"break", b"else", b"continue", b"endif", b"pass", b"try", b"public", b"private", b"override"}
-)
+_COMMON = frozenset(b"return break else continue endif pass try public private override".split())
 
 #: Lines that only make names known; the code that needs the names is further down.
 _IMPORT = re.compile(rb"\s*(#\s*include\b|import\b|from\s+\S+\s+import\b|using\s|find_package\s*\()")

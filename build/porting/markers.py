@@ -37,12 +37,10 @@ def region(alignment: Alignment, placed: Placed) -> Region:
 
 def mark(alignment: Alignment, placed: Sequence[Placed], area: Region, labels: Labels) -> Edit:
     """Return the edit that puts markers around `area`; `placed` are the hunks that conflict there."""
-    old = list(alignment.base[area.old[0] : area.old[1]])
+    start, end = area.old
+    old = list(alignment.base[start:end])
     edits = [
-        group.moved(-area.old[0])
-        for item in placed
-        for group in item.groups
-        if area.old[0] <= group.start and group.end <= area.old[1]
+        group.moved(-start) for item in placed for group in item.groups if start <= group.start and group.end <= end
     ]
     new = alignment.ours[area.new[0] : area.new[1]]
     return Edit(*area.new, tuple(conflict(labels, new, old, apply_edits(old, edits))))

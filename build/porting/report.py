@@ -20,12 +20,7 @@ from build.series.verdicts import HunkVerdict, Method, Verdict
 #: The result of a probe without defects, and the patch names for which both wheels must give the same result.
 PASSED = "ok"
 SAME = ("unchanged", "baseline")
-_STATE_STYLE = {
-    PatchState.PORTED: "green",
-    PatchState.UNNEEDED: "cyan",
-    PatchState.NEEDS_HUMAN: "bold red",
-    PatchState.UNREADABLE: "bold red",
-}
+_STATE_STYLE = {PatchState.PORTED: "green", PatchState.UNNEEDED: "cyan"}
 
 
 class PatchReport(msgspec.Struct, frozen=True):
@@ -146,7 +141,7 @@ def to_terminal(report: PortReport) -> Group:
     lines = Text()
     for patch in report.patches:
         lines.append(f"{patch.name}: ")
-        lines.append(patch.state.value, style=_STATE_STYLE[patch.state])
+        lines.append(patch.state.value, style=_STATE_STYLE.get(patch.state, "bold red"))
         lines.append("".join(f"\n   note: {note}" for note in patch.notes) + "\n")
     lines.append("".join(f"skipped: {item}\n" for item in report.skipped))
     lines.append(summary(report.verdicts))

@@ -8,9 +8,7 @@ from gpuless.catalogue import baseline, cleanup, groups, modes, nccl2, others
 from gpuless.measured import measured
 from gpuless.model import Probe
 
-_DECLARED = (baseline, groups, cleanup, others, modes, nccl2)
+_DECLARED = [p for module in (baseline, groups, cleanup, others, modes, nccl2) for p in module.PROBES]
 _STOCK = measured()
 
-PROBES: tuple[Probe, ...] = tuple(
-    replace(probe, stock=_STOCK.get(probe.id, {})) for module in _DECLARED for probe in module.PROBES
-)
+PROBES: tuple[Probe, ...] = tuple(replace(probe, stock=_STOCK.get(probe.id, {})) for probe in _DECLARED)

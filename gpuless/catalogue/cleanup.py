@@ -25,6 +25,16 @@ _DUMP = RECORDING | {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_NCCL_WAIT_TIMEOUT
 _QUICK_DUMP = _DUMP | {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "500"}
 _NO_RETHROW = {"TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"}
 
+#: Probes that are run in other modes, and on nccl2, too.
+IN_EACH_MODE = (
+    "pending-async-error",
+    "pending-wait",
+    "event-query-illegal-address",
+    "abort-fails",
+    "abort-hangs",
+    "watchdog-hangs",
+)
+
 Fault = list[object]
 Args = Mapping[str, object]
 
@@ -80,6 +90,12 @@ def _dump(judge: str, title: str) -> Probe:
     return cleanup(f"dump-{judge}", f"dumps on; {title}", "dumps", {"judge": judge}, fires, _QUICK_DUMP, (2, 4))
 
 
+def _dumping(name: str, title: str, args: Args, environment: Mapping[str, str]) -> Probe:
+    heartbeat = f", {_HEARTBEAT}" if environment.keys() & MONITOR.keys() else ""
+    title = f"dumps on{heartbeat}; {title}"
+    return _pending(f"pending-dump-{name}", title, [ASYNC_ERROR], args, environment, _MONITORED)
+
+
 _WAIT: dict[str, object] = {"judge": "wait"}
 _BARRIER = _WAIT | {"operation": "barrier"}
 _SILENT: dict[str, object] = {"timeout": 4, "within": 15}
@@ -87,94 +103,41 @@ _IN_ABORT: dict[str, object] = {"until": "ncclCommAbort", "aborts": False}
 _IN_QUERY: dict[str, object] = {"until": "cudaEventQuery"}
 _FAILING, _HANGING = [ASYNC_ERROR, ABORT_FAILS], [ASYNC_ERROR, ABORT_HANGS]
 _STREAM = "ncclCommAbort hangs; a wait() that raises leaves the current stream, which all worlds share, usable"
-_FIRST = "the same on the first process group, flight recorder dumps on, heartbeat timeout 3 s"
+_HEARTBEAT = "heartbeat timeout 3 s"
+_WATCHDOG = f"a CUDA call hangs the watchdog; {_HEARTBEAT}"
 _ENQUEUE = "a CUDA call hangs the watchdog; an operation that is enqueued before anybody notices raises once it is"
 _WATCHED = {"within": 15, "window": 9}
+_UNNOTICED = {"aborts": False, "window": 0, "patience": 15}
 _IMPATIENT: dict[str, object] = {"window": 9, "within": 5}
 _USER_INIT = "a user aborts while a communicator is being made: the operation raises, the communicator is aborted"
 _OTHER_BARRIER = "a peer of one world is silent; a barrier of another world does not wait for it"
 
 PROBES: tuple[Probe, ...] = (
     _pending("pending-async-error", "NCCL reports ncclRemoteError; the watchdog aborts", [ASYNC_ERROR]),
-    _pending(
-        "pending-async-error-first",
-        "the same on the first process group of the process",
-        [ASYNC_ERROR],
-        {"broken": "first"},
-    ),
+    _pending("pending-async-error-first", "the same on the process's first group", [ASYNC_ERROR], {"broken": "first"}),
     _pending("pending-wait", "the same; wait() of the pending operation raises", [ASYNC_ERROR], _WAIT),
     _pending("pending-barrier-wait", "the same with a barrier; its wait() raises", [ASYNC_ERROR], _BARRIER),
     Probe("other-barrier", Patch.CLEANUP_ONLY, _OTHER_BARRIER, "barrier", fires=("ncclAllReduce",)),
-    _pending(
-        "pending-new-peer",
-        "the same; a send, which needs a new communicator, raises as well",
-        [ASYNC_ERROR],
-        {"following": "send"},
-    ),
+    _pending("pending-new-peer", "the same; a send to a new peer raises as well", [ASYNC_ERROR], {"following": "send"}),
     _pending("pending-timeout", "a peer is silent; the process group's timeout of 4 s", [], _SILENT),
     _pending("pending-timeout-wait", "the same; wait() of the pending operation raises", [], _SILENT | _WAIT),
-    _pending(
-        "pending-dump-first", _FIRST, [ASYNC_ERROR], _IMPATIENT | {"broken": "first"}, _DUMP | MONITOR, _MONITORED
-    ),
-    _pending(
-        "pending-dump-second",
-        "the same on another process group, dumps on, heartbeat timeout 3 s",
-        [ASYNC_ERROR],
-        _IMPATIENT,
-        _DUMP | MONITOR,
-        _MONITORED,
-    ),
-    _pending(
-        "pending-dump-patient",
-        "dumps on, a patient monitor: the abort does not wait for dumps",
-        [ASYNC_ERROR],
-        {"window": 1, "within": 5},
-        _DUMP,
-        _MONITORED,
-    ),
+    _dumping("first", "the same on the first process group", _IMPATIENT | {"broken": "first"}, _DUMP | MONITOR),
+    _dumping("second", "the same on another process group", _IMPATIENT, _DUMP | MONITOR),
+    _dumping("patient", "a patient monitor: the abort does not wait for dumps", {"window": 1, "within": 5}, _DUMP),
     _dump("again", "two worlds break one after the other: both failures are dumped"),
     _dump("hangs", "a dump never ends: the process group whose thread dumps can be destroyed"),
     # 2.4 is the first release whose heartbeat monitor asks the store
-    cleanup(
-        "store-gone", "dumps on; the store of the first process group goes away", "store_gone", {}, (), _DUMP, (2, 4)
-    ),
+    cleanup("store-gone", "dumps on; the store of the first group goes away", "store_gone", {}, (), _DUMP, (2, 4)),
     _query_fails("illegal-address", "cudaEventQuery fails on the watchdog thread with cudaErrorIllegalAddress", 700),
     _query_fails("launch-failure", "cudaEventQuery fails on the watchdog thread with cudaErrorLaunchFailure", 719),
     _query_fails("no-rethrow", "the same with TORCH_NCCL_RETHROW_CUDA_ERRORS=0", 700, _NO_RETHROW),
     _pending("abort-fails", "ncclCommAbort fails while the watchdog cleans up", _FAILING, _IN_ABORT),
-    _pending(
-        "abort-hangs",
-        "ncclCommAbort hangs while the watchdog cleans up; heartbeat timeout 3 s",
-        _HANGING,
-        _IN_ABORT | {"window": 9},
-        MONITOR,
-    ),
-    _pending(
-        "abort-hangs-wait", "ncclCommAbort hangs; wait() of the pending operation raises", _HANGING, _IN_ABORT | _WAIT
-    ),
+    _pending("abort-hangs", f"the same, but it hangs; {_HEARTBEAT}", _HANGING, _IN_ABORT | {"window": 9}, MONITOR),
+    _pending("abort-hangs-wait", "ncclCommAbort hangs; wait() of the operation raises", _HANGING, _IN_ABORT | _WAIT),
     _pending("abort-hangs-stream", _STREAM, _HANGING, _IN_ABORT | {"judge": "stream"}),
-    _pending(
-        "abort-hangs-barrier-wait",
-        "ncclCommAbort hangs; wait() of a pending barrier raises",
-        _HANGING,
-        _IN_ABORT | _BARRIER,
-    ),
-    _pending(
-        "watchdog-hangs",
-        "a CUDA call hangs the watchdog; heartbeat timeout 3 s",
-        [QUERY_HANGS],
-        _IN_QUERY | _WATCHED,
-        MONITOR,
-        _MONITORED,
-    ),
-    _pending(
-        "watchdog-hangs-enqueue",
-        _ENQUEUE,
-        [QUERY_HANGS],
-        _IN_QUERY | {"aborts": False, "window": 0, "patience": 15},
-        MONITOR,
-        _MONITORED,
-    ),
+    _pending("abort-hangs-barrier-wait", "the same; a barrier's wait() raises", _HANGING, _IN_ABORT | _BARRIER),
+    _pending("watchdog-hangs", _WATCHDOG, [QUERY_HANGS], _IN_QUERY | _WATCHED, MONITOR, _MONITORED),
+    _pending("watchdog-hangs-enqueue", _ENQUEUE, [QUERY_HANGS], _IN_QUERY | _UNNOTICED, MONITOR, _MONITORED),
     _user_abort("wait", "its wait() raises afterwards", "wait"),
     _user_abort("waiting", "a barrier that is waited for raises", "waiting"),
     _user_abort("hangs-wait", "ncclCommAbort hangs; wait() raises and the other world goes on", "wait", ABORT_HANGS),

@@ -12,19 +12,8 @@ from dataclasses import replace
 from gpuless.catalogue.baseline import COALESCED, COLLECTIVES, LISTS, POINT_TO_POINT, SINCE_2_1
 from gpuless.model import Patch, Probe
 
-CALLS = (
-    "ncclAllReduce",
-    "ncclBroadcast",
-    "ncclBcast",
-    "ncclReduce",
-    "ncclAllGather",
-    "ncclReduceScatter",
-    "ncclAlltoAll",
-    "ncclGather",
-    "ncclScatter",
-    "ncclSend",
-    "ncclRecv",
-)
+_CALLS = "AllReduce Broadcast Bcast Reduce AllGather ReduceScatter AlltoAll Gather Scatter Send Recv"
+CALLS = tuple(f"nccl{call}" for call in _CALLS.split())
 GROUP_END = ("ncclGroupEnd",)
 INIT = ("ncclCommInitRank", "ncclCommInitRankConfig")
 _UNGROUPED = frozenset({(2, 4)})  # in these releases send and recv make no group

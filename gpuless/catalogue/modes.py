@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gpuless.catalogue.cleanup import IN_EACH_MODE
 from gpuless.catalogue.cleanup import PROBES as CLEANUP
 from gpuless.catalogue.groups import CALLS, GROUP_END, INIT, SYSTEM_ERROR, failing
 from gpuless.catalogue.others import REGIONS, SHUTDOWNS, STREAMS
 from gpuless.model import Patch, Probe
 
+_SAME = ("pending-dump-second", *IN_EACH_MODE)
 _MODES = {0: "no-handling", 1: "tear-down", 3: "skip-clean-up"}
 _SINCE = {3: (2, 1)}  # the mode is not in 2.0
-_SAME = (
-    "pending-async-error",
-    "pending-wait",
-    "pending-dump-second",
-    "event-query-illegal-address",
-    "abort-fails",
-    "abort-hangs",
-    "watchdog-hangs",
-)
+_REGION, _IN_REGION = "coalescing_manager", "an all-reduce of a coalescing region fails"
 #: What stays in other modes: a user's abort, the end of a group, streams, regions.
 _DEFECTS = ("user-abort-wait", "shutdown-silent", "region-end", "shared-stream")
 
@@ -41,13 +35,6 @@ def _in_mode(probe: Probe, mode: int, **args: object) -> Probe:
     return replace(_unchanged(probe, mode, **args), id=f"{_MODES[mode]}-{probe.id}", fires=("ncclAllReduce",))
 
 
-def _coalescing(mode: int) -> Probe:
-    """A region that is never closed: in other modes it stays open, since the process is expected to end."""
-    name, operation = f"{_MODES[mode]}-coalescing_manager", "coalescing_manager"
-    title = "an all-reduce of a coalescing region fails"
-    return _unchanged(failing(name, Patch.UNCHANGED, title, operation=operation), mode)
-
-
 def _enqueue(mode: int, operation: str, suffix: str = "", sites: tuple[str, ...] = CALLS) -> Probe:
     """An operation that fails while it is enqueued: group, process and exception are as on stock."""
     title = f"{operation}{suffix}: an NCCL call fails while it is enqueued"
@@ -66,7 +53,11 @@ def _by_another_name(operation: str) -> Probe:
 PROBES: tuple[Probe, ...] = (
     *(_in_mode(p, mode, within=3) for mode in _MODES for p in CLEANUP if p.id in _SAME),
     *(_in_mode(p, mode) for mode in (1, 3) for p in (*CLEANUP, *SHUTDOWNS, *REGIONS, *STREAMS) if p.id in _DEFECTS),
-    *map(_coalescing, _MODES),
+    # A region that is never closed: in other modes it stays open, since the process is expected to end.
+    *(
+        _unchanged(failing(f"{name}-{_REGION}", Patch.UNCHANGED, _IN_REGION, operation=_REGION), mode)
+        for mode, name in _MODES.items()
+    ),
     *(_enqueue(3, op) for op in ("all_reduce_coalesced", "send", "gather", "all_to_all")),
     _enqueue(3, "gather", "-group-end", GROUP_END),
     _enqueue(3, "all_reduce", "-init", INIT),

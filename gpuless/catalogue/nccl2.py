@@ -9,12 +9,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gpuless.catalogue.baseline import LISTS, OPERATIONS, POINT_TO_POINT
-from gpuless.catalogue.cleanup import ABORT_FAILS, ABORT_HANGS, ASYNC_ERROR, FAIL, HANG, QUERY_HANGS
+from gpuless.catalogue.cleanup import (
+    ABORT_FAILS,
+    ABORT_HANGS,
+    ASYNC_ERROR,
+    FAIL,
+    HANG,
+    IN_EACH_MODE,
+    QUERY_HANGS,
+    Fault,
+)
 from gpuless.catalogue.cleanup import PROBES as CLEANUP
 from gpuless.catalogue.groups import CALLS, failing
 from gpuless.model import Patch, Probe
 
 _SINCE = (2, 14)
+_IN_MODES = ("pending-timeout", *IN_EACH_MODE)
 _WORKS = "nccl2: every operation of a world, nothing injected"
 _ENDING = r"Aborting process on rank \d+ due to"
 _MODE = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
@@ -26,15 +36,6 @@ _ASYNCHRONOUS = tuple(
     probe
     for probe in CLEANUP
     if probe.program in ("pending", "ending") and not probe.id.startswith(("user-abort-", "watchdog-hangs-"))
-)
-_IN_EACH_MODE = (
-    "pending-async-error",
-    "pending-wait",
-    "pending-timeout",
-    "event-query-illegal-address",
-    "abort-fails",
-    "abort-hangs",
-    "watchdog-hangs",
 )
 _ABORT, _REVOKE = "ncclCommAbort", "ncclCommRevoke"
 _REVOKE_FAILS, _REVOKE_HANGS = [_REVOKE, FAIL, 2], [_REVOKE, HANG, 0]
@@ -95,9 +96,7 @@ def _launch(name: str, title: str, site: str, operation: str, **args: object) ->
     return _probe(f"launch-{name}", title, "launch", site, {"site": site, "operation": operation, **args})
 
 
-def _reconfigured(
-    name: str, title: str, inject: list[list[object]], fires: str = "ncclAllReduce", **args: object
-) -> Probe:
+def _reconfigured(name: str, title: str, inject: list[Fault], fires: str = "ncclAllReduce", **args: object) -> Probe:
     title = f"enable_reconfigure; {title}"
     return _probe(f"reconfigure-{name}", title, "reconfigure", fires, {"inject": inject, **args})
 
@@ -117,37 +116,24 @@ def _heartbeat(probe: Probe) -> Probe:
 _QUERY, _CREATION = "cudaEventQuery", "the caller aborts while the communicator is being made"
 _COMPLETED = "an operation is held; is_completed() while a CUDA call hangs does not stop the interpreter"
 _USER_ABORT = _ending("abort", "the caller aborts, and wait() raises", "abort")
-_RECONFIGURE_ERROR = _reconfigured(
-    "async-error", "NCCL reports ncclRemoteError: revoked, then made again", [ASYNC_ERROR]
-)
+_REVOKED = "NCCL reports ncclRemoteError: revoked, then made again"
+_RECONFIGURE_ERROR = _reconfigured("async-error", _REVOKED, [ASYNC_ERROR])
+_SHARED_STREAM = "ncclCommAbort fails; a wait() that raises leaves the current stream, which all worlds share, usable"
+_HUNG = "a CUDA call hangs the watchdog, then the caller aborts"
+_ALLOCATION = "an all-reduce hangs in NCCL, and another thread allocates device memory"
 
 PROBES: tuple[Probe, ...] = (
     Probe("nccl2-works", Patch.BASELINE, _WORKS, "works", {"operations": OPERATIONS, "backend": "nccl2"}, since=_SINCE),
     *map(_synchronous, _SYNCHRONOUS),
     *map(_on_nccl2, _ASYNCHRONOUS),
-    *(_in_mode(_on_nccl2(p), mode) for mode in _MODES for p in _ASYNCHRONOUS if p.id in _IN_EACH_MODE),
+    *(_in_mode(_on_nccl2(p), mode) for mode in _MODES for p in _ASYNCHRONOUS if p.id in _IN_MODES),
     *(_heartbeat(_on_nccl2(p)) for p in _ASYNCHRONOUS if p.id in ("abort-hangs", "watchdog-hangs")),
     _USER_ABORT,
     *(_in_mode(_USER_ABORT, mode) for mode in _MODES),
     _ending("abort-fails", "the caller aborts, and ncclCommAbort fails", "abort", _ABORT, inject=[ABORT_FAILS]),
-    _ending(
-        "abort-fails-stream",
-        "ncclCommAbort fails; a wait() that raises leaves the current stream, which all worlds share, usable",
-        "abort",
-        _ABORT,
-        inject=[ABORT_FAILS],
-        judge="stream",
-    ),
+    _ending("abort-fails-stream", _SHARED_STREAM, "abort", _ABORT, inject=[ABORT_FAILS], judge="stream"),
     _ending("abort-hangs", "the caller aborts, and ncclCommAbort hangs", "abort", _ABORT, inject=[ABORT_HANGS]),
-    _ending(
-        "abort-watchdog-hangs",
-        "a CUDA call hangs the watchdog, then the caller aborts",
-        "abort",
-        "cudaEventQuery",
-        inject=[QUERY_HANGS],
-        until="cudaEventQuery",
-        judge="ended",
-    ),
+    _ending("abort-watchdog-hangs", _HUNG, "abort", _QUERY, inject=[QUERY_HANGS], until=_QUERY, judge="ended"),
     _ending("shutdown", "shutdown() answers long before the operation's timeout", "shutdown"),
     _ending("shutdown-timeout", "shutdown() answers after the operation's timeout of 3 s", "shutdown", timeout=3),
     _ending("delete", "the last reference is dropped", "delete", judge="ended"),
@@ -157,13 +143,7 @@ PROBES: tuple[Probe, ...] = (
     _probe("is-completed", _COMPLETED, "wait", _QUERY, {"ask": "is_completed", "hang": _QUERY}, 20),
     _launch("hangs", "an all-reduce hangs in NCCL; abort() answers", "ncclAllReduce", "all_reduce"),
     _launch("hangs-send", "the end of a send's group hangs in NCCL; abort() answers", "ncclGroupEnd", "send"),
-    _launch(
-        "hangs-allocation",
-        "an all-reduce hangs in NCCL, and another thread allocates device memory",
-        "ncclAllReduce",
-        "all_reduce",
-        allocate=True,
-    ),
+    _launch("hangs-allocation", _ALLOCATION, "ncclAllReduce", "all_reduce", allocate=True),
     _probe("creation-abort", _CREATION, "creation", "ncclCommInitRankConfig", {}),
     _RECONFIGURE_ERROR,
     *(_in_mode(_RECONFIGURE_ERROR, mode) for mode in _MODES),

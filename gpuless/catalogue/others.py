@@ -16,24 +16,22 @@ from gpuless.model import Patch, Probe
 _FINALIZE_HANGS = ["ncclCommFinalize", HANG, 0]
 _POOLED = 32  # streams of torch's pool, per device and priority
 _SKIP_CLEAN_UP = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
+_ENDING = "a world while a coalescing region of it is ended"
+_SPLIT = "a world breaks while ncclCommSplit, of another one, waits for a peer: its next operation raises"
+_SHARED = "a world whose peer is silent, and more worlds than torch's pool has streams"
+_AGAIN = "worlds that are made and aborted one after the other use the same stream"
 _HOLD, _SHUTDOWN, _STREAM = Patch.GROUP_HOLD, Patch.BOUNDED_SHUTDOWN, Patch.PRIVATE_STREAM
 
 
 def _left(leave: str, title: str) -> Probe:
-    title = (
-        f"a world breaks while a coalescing region is open; {title} raises, and closes the group before the "
-        "communicator is freed"
-    )
+    title = f"a world breaks in an open region; {title} raises, and closes the group before the communicator is freed"
+    args, fires = {"leave": leave}, ("ncclCommGetAsyncError",)
     # 2.0 hands the region's end the works of the region
-    return cleanup(
-        f"region-{leave}", title, "region", {"leave": leave}, ("ncclCommGetAsyncError",), since=(2, 1), patch=_HOLD
-    )
+    return cleanup(f"region-{leave}", title, "region", args, fires, since=(2, 1), patch=_HOLD)
 
 
-def _aborted(name: str, title: str, ends: bool) -> Probe:
-    title = f"a user aborts a world while a coalescing region of it is ended; {title}"
-    args = {"ends": ends}
-    return cleanup(f"region-abort-{name}", title, "region.ended", args, ("ncclGroupEnd",), since=(2, 1), patch=_HOLD)
+def _ended(name: str, title: str, since: tuple[int, int], patch: Patch, **args: bool) -> Probe:
+    return cleanup(f"region-{name}", title, "region.ended", args, ("ncclGroupEnd",), since=since, patch=patch)
 
 
 def _nothing_pending(name: str, title: str, hangs: bool) -> Probe:
@@ -63,66 +61,26 @@ def _log_prefix(operation: str, title: str) -> Probe:
 REGIONS: tuple[Probe, ...] = (
     _left("end", "the end of the region"),
     _left("operation", "the region's next operation"),
-    _aborted("ending", "the communicator is freed after the end of its group", ends=True),
-    _aborted("stuck", "ncclGroupEnd never returns: the communicator is aborted all the same", ends=False),
-    cleanup(
-        "region-shutdown",
-        "a world is shut down while a coalescing region of it is ended: the communicator is freed after that",
-        "region.ended",
-        {"ends": True, "shuts_down": True},
-        ("ncclGroupEnd",),
-        since=(2, 6),
-        patch=_SHUTDOWN,
-    ),
+    _ended("abort-ending", f"a user aborts {_ENDING}: freed after the end of its group", (2, 1), _HOLD, ends=True),
+    _ended("abort-stuck", f"a user aborts {_ENDING}, which never returns: aborted anyway", (2, 1), _HOLD, ends=False),
+    _ended("shutdown", f"{_ENDING} is shut down: freed after that", (2, 6), _SHUTDOWN, ends=True, shuts_down=True),
 )
 SHUTDOWNS: tuple[Probe, ...] = (
-    _shut_down(
-        "async-error", "NCCL reports an error, ncclCommFinalize waits", _FINALIZE_HANGS, ASYNC_ERROR, timeout=60
-    ),
+    _shut_down("async-error", "NCCL reports an error, and the flush waits", _FINALIZE_HANGS, ASYNC_ERROR, timeout=60),
     _shut_down("silent", "the peer is silent, ncclCommFinalize waits; timeout 4 s", _FINALIZE_HANGS, timeout=4),
     _shut_down("wait", "the same; wait() of the operation raises", _FINALIZE_HANGS, timeout=4, judge="wait"),
     _nothing_pending("healthy", "shutdown finalizes and destroys what nothing is pending on", hangs=False),
-    _nothing_pending(
-        "lost-peer", "a peer dies after the last operation, ncclCommFinalize waits; timeout 4 s", hangs=True
-    ),
-    _shutdown_aborted(
-        "flush-abort", "another thread is in shutdown(), which waits for an operation: both return", pending=True
-    ),
-    _shutdown_aborted(
-        "abort", "another thread is in shutdown(), which waits in ncclCommFinalize: both return", _FINALIZE_HANGS
-    ),
+    _nothing_pending("lost-peer", "a peer dies after the last operation, the flush waits; timeout 4 s", hangs=True),
+    _shutdown_aborted("flush-abort", "a thread is in shutdown() for an operation: both return", pending=True),
+    _shutdown_aborted("abort", "a thread is in shutdown() for ncclCommFinalize: both return", _FINALIZE_HANGS),
     _shutdown_aborted("abort-hangs", "the same, and ncclCommAbort hangs: both return", _FINALIZE_HANGS, ABORT_HANGS),
-    _shutdown_aborted(
-        "after-abort-hangs", "ncclCommAbort hangs; shutdown() afterwards returns", ABORT_HANGS, first="abort"
-    ),
-    cleanup(
-        "split-hangs",
-        "a world breaks while ncclCommSplit, of another one, waits for a peer: its next operation raises",
-        "split",
-        {},
-        ("ncclCommSplit",),
-        since=(2, 6),
-        patch=_SHUTDOWN,
-    ),
+    _shutdown_aborted("after-abort-hangs", "ncclCommAbort hangs; shutdown() returns then", ABORT_HANGS, first="abort"),
+    cleanup("split-hangs", _SPLIT, "split", {}, ("ncclCommSplit",), None, (2, 6), _SHUTDOWN),
 )
 STREAMS: tuple[Probe, ...] = (
-    Probe(
-        "shared-stream",
-        _STREAM,
-        "a world whose peer is silent, and more worlds than torch's pool has streams",
-        "streams",
-        {"worlds": _POOLED + 2},
-        fires=("ncclAllReduce",),
-        timeout=120,
-    ),
-    Probe(
-        "stream-again",
-        _STREAM,
-        "worlds that are made and aborted one after the other use the same stream",
-        "streams",
-        {"worlds": 20, "again": True},
-        since=(2, 2),  # before, only a destructor aborts for good
-    ),
+    Probe("shared-stream", _STREAM, _SHARED, "streams", {"worlds": _POOLED + 2}, fires=("ncclAllReduce",), timeout=120),
+    # Before 2.2, only a destructor aborts for good.
+    Probe("stream-again", _STREAM, _AGAIN, "streams", {"worlds": 20, "again": True}, since=(2, 2)),
 )
 PROBES: tuple[Probe, ...] = (
     *REGIONS,

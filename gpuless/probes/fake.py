@@ -19,19 +19,8 @@ ILLEGAL_ADDRESS = 700  # cudaErrorIllegalAddress
 LAUNCH_FAILURE = 719  # cudaErrorLaunchFailure, "unspecified launch failure"
 
 #: The calls that carry data; which of them an operation uses differs between releases.
-DATA_CALLS = (
-    "ncclAllReduce",
-    "ncclBroadcast",
-    "ncclBcast",
-    "ncclReduce",
-    "ncclAllGather",
-    "ncclReduceScatter",
-    "ncclAlltoAll",
-    "ncclGather",
-    "ncclScatter",
-    "ncclSend",
-    "ncclRecv",
-)
+_CALLS = "AllReduce Broadcast Bcast Reduce AllGather ReduceScatter AlltoAll Gather Scatter Send Recv"
+DATA_CALLS = tuple(f"nccl{call}" for call in _CALLS.split())
 
 # Preloaded already; by its name the loader returns the same library.
 library = ctypes.CDLL(os.environ["LD_PRELOAD"].replace(":", " ").split()[0])
