@@ -74,7 +74,6 @@ def _make(folder: Path, requirements: Path) -> None:
 
 
 def _prepare(folder: Path, requirements: Path) -> None:
-    """Make the environment unless it is there; the file that says so is written last."""
     if (folder / READY).is_file() and (folder / "bin" / "python").is_file():
         return
     if folder.is_dir() and not folder.is_symlink():

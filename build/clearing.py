@@ -101,7 +101,6 @@ def _used(path: Path) -> float:
 
 
 def _of(kind: str, folder: Path) -> Iterator[tuple[Path, Path | None]]:
-    """Yield the entries of a folder, each with its lock."""
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") and path.suffix == ".part":  # left by a killed run
             yield path, path.with_name(path.name[1:].rsplit(".", 2)[0] + ".lock")

@@ -229,7 +229,6 @@ def _assemble(
 def _write_wheels(
     ready: Prepared, overlay: Overlay | None, proven: record.Provenance, folder: Path
 ) -> tuple[Path, ...]:
-    """Write the patched wheel, and the overlay wheel where there is one."""
     release, files, wheel, tag = ready.inputs.release, members(ready), ready.wheel, proven.platform
     stock = _stock(ready.inputs, wheel)
     inside = documents("torch", proven, stock)
@@ -291,7 +290,6 @@ def make_overlay(ready: Prepared, scratch: Path) -> tuple[Overlay | None, record
 
 
 def _wheels(request: Request, ready: Prepared, scratch: Path) -> record.BuildRecord:
-    """Make the overlay in `scratch`, and put it into wheels."""
     overlay, proven = make_overlay(ready, scratch)
     patched, alone = _assemble(request, ready, overlay, proven)
     return record.BuildRecord(

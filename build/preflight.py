@@ -121,7 +121,6 @@ def _disk(release: Release, python: str, dist: Path, *, local: bool) -> Iterator
 
 
 def _check_cache() -> None:
-    """Make the cache's folder, or raise EnvironmentUnfitError with the reason."""
     try:
         cache()
     except OSError as error:

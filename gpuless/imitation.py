@@ -107,7 +107,6 @@ def _compiler() -> list[str]:
 
 
 def _digest(subject: Subject, compiler: list[str]) -> str:
-    """Return a digest of all that decides the built files."""
     version = subprocess.run([*compiler, "--version"], capture_output=True, timeout=_TIMEOUT, check=False)
     digest = hashlib.sha256(version.stdout + repr((compiler, _FLAGS, _OWN_FLAGS, subject.nccl_version)).encode())
     for source in sorted(p for p in SOURCES.rglob("*") if p.is_file()):

@@ -143,7 +143,6 @@ def run_probes(
 
 
 def _environment(probe: Probe, folder: Path) -> dict[str, str]:
-    """Return the variables of one probe, set on top of the server's."""
     own = {name: str(folder / "trace_") for name in ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE")}
     every, mode = _BASE | dict(probe.environment), "NCCL_ASYNC_ERROR_HANDLING"
     own[mode] = every.get(mode, every[f"TORCH_{mode}"])  # its only name before 2.2; later ones read it last

@@ -189,7 +189,6 @@ class Plan:
 
 
 def _row(tree: Path, path: str, owners: Owners, change: Change, limits: Limits) -> Row | None:
-    """Return the row of a file that is no header, None for a header."""
     if path == LISTS and change.names_only_new_units:
         return Row(path, Serves.NOTHING, "it names new units only")
     if reason := next((why for pattern, why in _REFUSED if pattern.match(path)), ""):

@@ -40,7 +40,6 @@ def _show(made: BuildRecord) -> None:
 
 
 def _make_whole(plan: Plan, folder: Path) -> None:
-    """Make a full build and print what was shown of the wheel."""
     from build.full import engine, record
 
     made = engine.build(plan, folder)

@@ -98,7 +98,6 @@ def _resolve_tools(folder: Path) -> None:
 
 
 def _resolve_one(folder: Path, name: str, constraints: list[str | Path]) -> Path:
-    """Resolve one lock in `folder`, and return its path."""
     source, target = (SOURCES | ALONE)[name], folder / f"{name}.txt"
     requirement = None if source[0].startswith("-") or source[0].endswith(".py") else source[0].encode()
     where = source if requirement is None else ["-"]

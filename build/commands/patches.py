@@ -82,7 +82,6 @@ def _legacy(about: SeriesEntry, column: Column) -> str:
 
 
 def _origin(column: Column) -> str:
-    """Return where the patches of a release come from."""
     source = column.entry.derived_from if column.entry else None
     return f"{'ported' if column.port else 'adapted'} from {source}" if source or column.port else "written for it"
 

@@ -77,7 +77,6 @@ def find(asked: Path | None) -> Interpreter:
 
 
 def _candidates() -> Iterator[Path]:
-    """Yield this Python and those on PATH, each once."""
     seen = {Path(sys.executable)}
     yield from seen
     for folder in os.get_exec_path():

@@ -103,7 +103,6 @@ def requirements(version: str, python: str, local: Path | None = None) -> tuple[
 
 
 def _cxx_standard(archive: zipfile.ZipFile) -> int:
-    """Return the C++ standard that the wheel's CMake configuration requires."""
     text = archive.read("torch/share/cmake/Torch/TorchConfig.cmake")
     found = re.search(rb"CXX_STANDARD (\d+)|cxx_std_(\d+)", text)
     if found is None:

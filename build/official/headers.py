@@ -26,7 +26,6 @@ _REMEDY = "check that `pip download` gets it whole; a wheel of a `find-links` fo
 
 
 def _include_root(name: str) -> str | None:
-    """Return the path up to the first folder called `include`, None for a member outside of one."""
     parts = PurePosixPath(name).parts
     if "include" not in parts[:-1] or ".." in parts or name.startswith("/"):
         return None

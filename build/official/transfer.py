@@ -83,7 +83,6 @@ class RemoteFile(io.RawIOBase):
         self._open, self._blocks, self._ahead = None, iter(()), b""
 
     def _next(self) -> bytes:
-        """Return the next bytes at the position, from the open request or a new one."""
         if self._open is None:
             self._request()
         block, self._ahead = self._ahead or next(self._blocks, b""), b""

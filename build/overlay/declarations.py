@@ -79,7 +79,6 @@ class Declaration:
         return self.tokens[:3] == ("template", "<", ">")
 
     def __str__(self) -> str:
-        """Return where it is and how it begins, as it is written."""
         heads = (_BLANK.sub(r"\1\2", name).split(" ") for name in self.scope if name[0] != "#")
         text = _BLANK.sub(r"\1\2", " ".join(self.tokens))
         place = "::".join(next((word for word in head[::-1] if word != "final"), "") for head in heads)

@@ -77,7 +77,6 @@ def reaching(paths: Iterable[Path], shared: Container[str], wanted: Mapping[Path
 
 
 def _preprocessed(inputs: Inputs, stock: Path, unit: str, *options: str) -> tuple[bytes, bytes]:
-    """Return what the compiler gets of a unit, without the patches and with them."""
     with tempfile.TemporaryDirectory(prefix="effect-") as scratch:
         (none := Path(scratch, "none")).mkdir()
         override_headers(inputs, Path(scratch, "changed"))
@@ -155,7 +154,6 @@ class _Text:
 
 
 def _texts(old: str, new: str) -> tuple[_Text, _Text]:
-    """Return what the text shows of functions, and of variables."""
     text, concerned = touched.read(new), touched.affected(old, new)
     functions = frozenset(text.functions)
     every = (functions, functions | touched.declared(text))
@@ -176,7 +174,6 @@ def _differing(item: Object, old: str, new: str) -> set[str]:
 
 
 def _changed(inputs: Inputs, item: Object) -> tuple[str, str]:
-    """Return the text of a unit without the patches and with them."""
     new = (inputs.tree / item.unit).read_text(encoding="utf-8", errors="surrogateescape")
     return inputs.originals.get(item.unit, new), new
 

@@ -89,7 +89,6 @@ def jobs(most: int | None = None) -> int:
 
 @functools.cache
 def _digest_of(folder: Path) -> str:
-    """Return a digest of all files below a folder of headers."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     lines = (f"{sha256_of(path)}  {path.relative_to(folder)}\n" for path in files)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
@@ -207,7 +206,6 @@ def preprocess(inputs: Inputs, unit: str, overrides: Path, *options: str) -> byt
 
 
 def _compile(inputs: Inputs, unit: str, overrides: Path, folder: Path) -> Object:
-    """Compile one unit into `folder`, whose lock is held."""
     started = time.monotonic()
     with built_beside(folder) as part:
         obj, dep = part / "unit.o", part / "unit.d"

@@ -152,7 +152,6 @@ def _find_starts(made: _Object) -> None:
 
 
 def _targets(made: _Object, symbol: _Symbol, kind: int, addend: int) -> Iterator[Part | str]:
-    """Yield what a relocation means."""
     if not symbol.local:
         yield symbol.name
         return
@@ -166,7 +165,6 @@ def _targets(made: _Object, symbol: _Symbol, kind: int, addend: int) -> Iterator
 
 
 def _relocations(made: _Object) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield section, offset, symbol, kind and addend of each relocation of code and tables."""
     for section in made.elf.iter_sections():
         if section["sh_type"] == "SHT_RELA" and section["sh_info"] in made.code | made.tables:
             for offset, info, addend in _RELOCATION.iter_unpack(section.data()):

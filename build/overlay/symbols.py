@@ -84,7 +84,6 @@ def _kind(line: str) -> str:
 
 
 def _symbol(line: str) -> Symbol:
-    """Read a line of `nm --format=posix`: name, letter, value and size in hexadecimal."""
     fields = line.split()
     value, size, *_ = [*(int(field, 16) for field in fields[2:4]), 0, 0]
     name, _, version = fields[0].partition("@")

@@ -172,7 +172,6 @@ def _best(alignment: Alignment, wanted: _Wanted, place: range, gap: range) -> Ec
 
 
 def _distance(gap: range, at: int) -> int:
-    """Return the number of lines between a place and a line."""
     return max(gap.start - at, at - gap.stop + 1, 0)
 
 

@@ -127,7 +127,6 @@ def _verdicts(ports: Sequence[ChangePort]) -> tuple[HunkVerdict, ...]:
 
 
 def _state(verdicts: Sequence[HunkVerdict], files: Files, new: Layer) -> PatchState:
-    """Return what became of a patch; an empty one is ported as it is."""
     if any(item.verdict.needs_human for item in verdicts):
         return PatchState.NEEDS_HUMAN
     changes = any(new.get(path) != state for path, state in files.items())

@@ -65,7 +65,6 @@ def indent(line: bytes) -> bytes:
 
 @lru_cache(maxsize=256)
 def _width(blanks: bytes) -> int:
-    """Return the number of columns of an indentation."""
     return len(blanks.expandtabs(8))
 
 

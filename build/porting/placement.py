@@ -253,7 +253,6 @@ def doubles(alignment: Alignment, group: Edit) -> bool:
 
 
 def _loosely(solid: tuple[Sequence[int], Sequence[bytes]], needle: Sequence[bytes]) -> list[int]:
-    """Return where `needle` begins among the lines that are not blank."""
     numbers, lines = solid
     return [numbers[at] for at in occurrences(lines, needle)]
 
@@ -287,7 +286,6 @@ def fit(added: Sequence[bytes], pairs: Iterable[tuple[bytes, bytes]]) -> tuple[l
 
 
 def _depth(indentation: bytes) -> str:
-    """Return an indentation in words: tabs and blanks are not added up."""
     counts = ((indentation.count(b"\t"), "tab"), (indentation.count(b" "), "blank"))
     return " and ".join(f"{count} {name}{'s' if count > 1 else ''}" for count, name in counts if count)
 

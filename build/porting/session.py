@@ -256,7 +256,6 @@ def _take_up(git: Git, edit: Sequence[str], left: str, *, drop: bool) -> str:
 
 
 def _marks(file: Path, path: str) -> list[str]:
-    """Return the places with markers, as `path:line`."""
     if not file.is_file():
         return []
     data = file.read_bytes()

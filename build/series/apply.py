@@ -62,8 +62,6 @@ class AppliedTree:
 
 
 class _Record(msgspec.Struct, frozen=True):
-    """The content of `_RECORD`."""
-
     key: str
     head: str
     verdicts: tuple[HunkVerdict, ...]

@@ -122,7 +122,6 @@ def _cell(folder: Path, manifest: Manifest, patch: PatchEntry, release: str) -> 
 
 
 def _size(path: Path) -> tuple[int, int, int]:
-    """Return hunks, added and removed lines of a patch file."""
     if not path.is_file():
         return 0, 0, 0
     patch = read(path)

@@ -21,7 +21,6 @@ _TIMEOUT = 600.0
 
 
 def _remote(folder: Path, url: str) -> Git:
-    """Make an empty repository in `folder` with a remote."""
     folder.mkdir()
     init(folder)
     git = Git(folder, settings=Settings.REMOTE)

@@ -30,8 +30,6 @@ YANKED = ".yanked"
 
 @dataclass(frozen=True, slots=True)
 class _Folder:
-    """One folder: its wheels, and what is recorded about them."""
-
     path: Path
     builds: tuple[BuildRecord, ...]
     tests: tuple[TestRecord, ...]

@@ -42,7 +42,6 @@ def fetch(wheels: Sequence[Wheel], folder: Path) -> None:
 
 
 def _pins(wheels: Sequence[Wheel], python: str) -> str:
-    """Return the requirements of wheels, with hashes, without the wheels themselves."""
     options = ["--python-version", python, "--python-platform", f"{_MACHINE}-manylinux_2_{_GLIBC}", "--no-header"]
     options += ["--no-python-downloads", "--quiet", "--generate-hashes", "--no-annotate", "--only-binary", ":all:"]
     wanted = "\n".join(f"{item.contents.project}{_extras(item)} @ {item.path.resolve().as_uri()}" for item in wheels)

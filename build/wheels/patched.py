@@ -31,8 +31,6 @@ _EXTENSION = re.compile(r"torch/_C\.[^/]+\.so")
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Changes between the official wheel and the patched one."""
-
     old_info: str
     new_info: str
     rewrite: dict[str, Callable[[bytes], bytes]]

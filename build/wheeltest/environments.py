@@ -82,7 +82,6 @@ def installed(python: Path) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _folder(form: Form) -> Iterator[Path]:
-    """Make a folder, yield it with a lock on it held, and remove it."""
     top = cache("environments")
     with _naming, locked(top / "environments", "the environments for tests"):
         for path in top.iterdir():  # of killed runs, some gigabytes each: a live run holds a lock on its folder

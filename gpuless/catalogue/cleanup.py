@@ -61,7 +61,6 @@ def _pending(
     environment: Mapping[str, str] | None = None,
     since: tuple[int, int] = (2, 0),
 ) -> Probe:
-    """Return a probe of an operation that is pending when its world breaks."""
     fires = (str(inject[-1][0]) if inject else "ncclAllReduce",)
     return cleanup(name, title, "pending", {"inject": inject, **(args or {})}, fires, environment, since)
 

@@ -48,7 +48,6 @@ def _synchronous(operation: str) -> Probe:
 
 
 def _on_nccl2(probe: Probe) -> Probe:
-    """Return a probe of the classic group, on nccl2."""
     return replace(
         probe,
         id=f"nccl2-{probe.id}",
