@@ -25,21 +25,17 @@ def take(entry: Path) -> Path:
     """Take a lease on `entry` for the rest of this process, and return `entry`; waits while it is being freed."""
     with contextlib.suppress(OSError):  # a cache that cannot be written is not cleaned either
         while entry not in _held:
-            _try(entry)
+            # Lock the lease file, unless it is removed in the meantime: then its lock protects nothing.
+            handle = os.open(place(entry), os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_SH)
+                if os.fstat(handle).st_nlink:
+                    _held[entry], handle = handle, -1
+            finally:
+                if handle >= 0:
+                    os.close(handle)
         os.utime(_held[entry])
     return entry
-
-
-def _try(entry: Path) -> None:
-    """Lock the lease file, unless it is removed in the meantime: then its lock protects nothing."""
-    handle = os.open(place(entry), os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH)
-        if os.fstat(handle).st_nlink:
-            _held[entry], handle = handle, -1
-    finally:
-        if handle >= 0:
-            os.close(handle)
 
 
 def inherit(entry: Path) -> None:

@@ -6,7 +6,7 @@ import platform
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -22,9 +22,6 @@ from build.overlay.model import Check
 from build.pipeline import Own, Request, build_release
 from build.record import BuildRecord
 
-if TYPE_CHECKING:
-    from build.full.plan import Plan
-
 
 def _table(title: str, checks: Iterable[Check]) -> Table:
     shown = table(title, "check", "found")
@@ -37,18 +34,6 @@ def _show(made: BuildRecord) -> None:
     console.print(_table(f"{made.provenance.version}: proven about the overlay", made.provenance.checks))
     for item in (made.patched, *([made.overlay] if made.overlay.name else [])):
         step(f"{item.size / 1e6:.1f} MB: {item.name}")
-
-
-def _make_whole(plan: Plan, folder: Path) -> None:
-    from build.full import engine, record
-
-    made = engine.build(plan, folder)
-    shown = _table(f"{made.provenance.version}: full build", made.checks)
-    for probe in made.probes:
-        stock = "not run on stock" if probe.stock == record.NOT_RUN else f"{probe.stock} on stock"
-        shown.add_row(f"[green]ok[/] {probe.name}", f"exit status {stock}, {probe.built} on this wheel")
-    console.print(shown)
-    step(f"{made.wheel.size / 1e6:.1f} MB: {made.wheel.name}")
 
 
 def _agreed(error: NeedsFullBuildError) -> bool:
@@ -97,7 +82,15 @@ def build(
         plans.show(planned)
         plans.require(planned)
         if not plan:
-            _make_whole(planned, dist.absolute() / release)
+            from build.full import engine, record
+
+            made = engine.build(planned, dist.absolute() / release)
+            shown = _table(f"{made.provenance.version}: full build", made.checks)
+            for probe in made.probes:
+                stock = "not run on stock" if probe.stock == record.NOT_RUN else f"{probe.stock} on stock"
+                shown.add_row(f"[green]ok[/] {probe.name}", f"exit status {stock}, {probe.built} on this wheel")
+            console.print(shown)
+            step(f"{made.wheel.size / 1e6:.1f} MB: {made.wheel.name}")
 
     if full or plan:
         if patches or from_branch or label or include or define or beside:
