@@ -9,7 +9,6 @@ import shlex
 import signal
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -133,7 +132,9 @@ class Git:
             subprocess.TimeoutExpired: `timeout` (seconds) passed.
         """
         command, said, began = self._command(args), list[str](), time.monotonic()
-        with progress() as bar, _file_with(stdin) as source:
+        with progress() as bar, tempfile.TemporaryFile() as source:
+            source.write(stdin)
+            source.seek(0)
             task = bar.add_task("git", total=1, unit="")
 
             def seen(line: str) -> None:
@@ -164,12 +165,15 @@ class Git:
         return {**_ENVIRONMENT, **of_user, **({"GIT_INDEX_FILE": str(self.index)} if self.index else {})}
 
     @contextlib.contextmanager
-    def _started(self, args: Sequence[str], source: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-        """Start a git command with pipes for its output, which Ctrl-C ends with all that it started."""
+    def _fed(self, given: Iterable[bytes], *args: str) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
+        """Start a command that reads `given`; yield it, and the file of its complaints: a full pipe would block it."""
         command = self._command(args)
         log.debug("$ %s", shlex.join(command))
-        with running(lambda: start(command, None, self._variables(), source, subprocess.PIPE)) as process:
-            yield process
+        with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as said:
+            source.writelines(given)
+            source.seek(0)
+            with running(lambda: start(command, None, self._variables(), source, subprocess.PIPE, said)) as process:
+                yield process, said
 
     def git_dir(self) -> Path:
         return Path(self.line("rev-parse", "--absolute-git-dir"))
@@ -205,11 +209,9 @@ class Git:
         Raises:
             SourceError: git failed; its message is the cause.
         """
-        requests = b"".join(os.fsencode(name) + b"\n" for name in names)
-        command = ("cat-file", "--batch", "--buffer")
-        with _file_with(requests) as source, self._started(command, source) as process:
+        requests = (os.fsencode(name) + b"\n" for name in names)
+        with self._fed(requests, "cat-file", "--batch", "--buffer") as (process, said):
             assert process.stdout is not None  # noqa: S101
-            complaints = _Complaints(process)
             for _ in names:
                 head = process.stdout.readline()
                 # "ID TYPE SIZE", or "NAME missing": a name may have blanks, and only a size is a number.
@@ -217,7 +219,9 @@ class Git:
                 length = int(size) + 1 if size.isdigit() else 0
                 data = process.stdout.read(length)
                 if not head or len(data) < length:
-                    raise SourceError(f"git cat-file failed in {self.folder}", cause=complaints.text(), remedy=_REMEDY)
+                    raise SourceError(
+                        f"git cat-file failed in {self.folder}", cause=_complaints(process, said), remedy=_REMEDY
+                    )
                 yield data[:-1] if kind.endswith(b" blob") else None
 
     def write_blob(self, data: bytes) -> str:
@@ -237,13 +241,9 @@ class Git:
         Raises:
             SourceError: git failed; its message is the cause.
         """
-        with tempfile.TemporaryFile() as source:
-            source.writelines(_import_stream(files, message, tag))
-            source.seek(0)
-            with self._started(("fast-import", "--quiet", "--done"), source) as process:
-                _, said = process.communicate()
-        if process.returncode:
-            raise SourceError("git fast-import failed", cause=said[-2000:].decode("utf-8", "replace").strip())
+        with self._fed(_import_stream(files, message, tag), "fast-import", "--quiet", "--done") as (process, said):
+            if process.wait():
+                raise SourceError("git fast-import failed", cause=_complaints(process, said))
 
     def changed_files(self) -> list[str]:
         """Return the paths with unstaged changes, untracked ones included."""
@@ -251,29 +251,10 @@ class Git:
         return [os.fsdecode(record[3:]) for record in listing.split(b"\0")[:-1] if record[2:3] == b" "]
 
 
-class _Complaints:
-    """Reads a command's error output in a thread: a full pipe would block the command."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._pipe, self._read = process.stderr, b""
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        with contextlib.suppress(ValueError):  # closed by an interrupt
-            self._read = self._pipe.read() if self._pipe else b""
-
-    def text(self) -> str:
-        self._thread.join()
-        return self._read.decode("utf-8", "replace")[-2000:].strip()
-
-
-@contextlib.contextmanager
-def _file_with(data: bytes) -> Iterator[IO[bytes]]:
-    with tempfile.TemporaryFile() as file:
-        file.write(data)
-        file.seek(0)
-        yield file
+def _complaints(process: subprocess.Popen[bytes], said: IO[bytes]) -> str:
+    process.wait()
+    said.seek(0)
+    return said.read()[-2000:].decode("utf-8", "replace").strip()
 
 
 def _import_stream(files: Iterable[tuple[str, str, bytes]], message: bytes, tag: str) -> Iterator[bytes]:

@@ -25,24 +25,9 @@ _live: set[subprocess.Popen[bytes]] = set()
 _GRACE = 10.0
 #: What an outer git (a hook, an alias, `rebase --exec`) sets for its own repository: a git started here would take it
 #: over and write there. And the user's format of new repositories: commit ids here have one format on every machine.
-FOREIGN = frozenset(
-    {
-        "GIT_ALTERNATE_OBJECT_DIRECTORIES",
-        "GIT_COMMON_DIR",
-        "GIT_DEFAULT_HASH",
-        "GIT_DIR",
-        "GIT_GRAFT_FILE",
-        "GIT_IMPLICIT_WORK_TREE",
-        "GIT_INDEX_FILE",
-        "GIT_NAMESPACE",
-        "GIT_OBJECT_DIRECTORY",
-        "GIT_PREFIX",
-        "GIT_QUARANTINE_PATH",
-        "GIT_REPLACE_REF_BASE",
-        "GIT_SHALLOW_FILE",
-        "GIT_WORK_TREE",
-    }
-)
+_PLACES = ("DIR", "COMMON_DIR", "WORK_TREE", "IMPLICIT_WORK_TREE", "INDEX_FILE", "PREFIX", "NAMESPACE", "DEFAULT_HASH")
+_OBJECTS = ("OBJECT_DIRECTORY", "ALTERNATE_OBJECT_DIRECTORIES", "QUARANTINE_PATH", "REPLACE_REF_BASE")
+FOREIGN = frozenset(f"GIT_{name}" for name in (*_PLACES, *_OBJECTS, "GRAFT_FILE", "SHALLOW_FILE"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +72,7 @@ def run(
     argv = tuple(str(part) for part in command)
     log.debug("$ %s", shlex.join(argv))
     source = subprocess.DEVNULL if stdin is None else subprocess.PIPE
-    with running(lambda: start(argv, cwd, env or {}, source, subprocess.PIPE, without)) as process:
+    with running(lambda: start(argv, cwd, env or {}, source, subprocess.PIPE, subprocess.PIPE, without)) as process:
         out, err = process.communicate(stdin, timeout)
     log.debug("-> %d\n%s", process.returncode, err.decode("utf-8", "replace"))
     return Completed(argv, process.returncode, out, err)
@@ -104,13 +89,14 @@ def start(
     env: Mapping[str, str],
     source: int | IO[bytes] | None = None,
     output: int | None = None,
+    errors: int | IO[bytes] | None = None,
     without: Collection[str] = (),
 ) -> subprocess.Popen[bytes]:
     """Start a command in a session of its own, so that it can be killed with all that it starts."""
     everything = {**{name: value for name, value in environment().items() if name not in without}, **env}
     try:
         return subprocess.Popen(
-            argv, cwd=cwd, env=everything, stdin=source, stdout=output, stderr=output, start_new_session=True
+            argv, cwd=cwd, env=everything, stdin=source, stdout=output, stderr=errors, start_new_session=True
         )
     except (FileNotFoundError, PermissionError) as error:
         if error.filename is not None and str(error.filename) == str(cwd):
@@ -174,7 +160,7 @@ def run_shown(
             reading, output = os.pipe()
             lines = stack.enter_context(open(reading, encoding="utf-8", errors="replace"))  # noqa: PTH123 - a descriptor
         try:
-            process = stack.enter_context(running(lambda: start(argv, cwd, env, stdin, output), _GRACE))
+            process = stack.enter_context(running(lambda: start(argv, cwd, env, stdin, output, output), _GRACE))
         finally:
             if output is not None:
                 os.close(output)

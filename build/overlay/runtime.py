@@ -24,16 +24,8 @@ from build.process import run
 from build.seals import built, sha256_of
 
 #: Libraries of the system that host code of PyTorch uses.
-_LIBRARIES = (
-    "libstdc++.so.6",
-    "libm.so.6",
-    "libgcc_s.so.1",
-    "libc.so.6",
-    "libpthread.so.0",
-    "libdl.so.2",
-    "librt.so.1",
-)
-_SYSTEM = (*_LIBRARIES, "ld-linux-x86-64.so.2")
+_OTHERS = ("libc.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "ld-linux-x86-64.so.2")
+_SYSTEM = ("libstdc++.so.6", "libm.so.6", "libgcc_s.so.1", *_OTHERS)
 #: What every system of manylinux2014 has: PyTorch's wheels were never built for an older one.
 _OLDEST = {"GLIBC": (2, 17), "GLIBCXX": (3, 4, 19), "CXXABI": (1, 3, 7), "GCC": (4, 8, 0)}
 _COMPAT = Path(__file__).with_name("native") / "compat"

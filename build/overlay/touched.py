@@ -42,20 +42,8 @@ _DECLARED = re.compile(r"([A-Za-z_]\w*)(?:\s+final)?\s*(?:[({=;,)\[]|:(?!:))")
 _SPECIAL = re.compile(r"template\s*<\s*>|template\b[^{(]*?>\s*(class|struct|enum|union)\b")
 #: They stand where a name stands, and are none.
 _KEYWORDS = frozenset(
-    [
-        "const",
-        "noexcept",
-        "override",
-        "final",
-        "else",
-        "try",
-        "public",
-        "private",
-        "protected",
-        "return",
-        "default",
-        "delete",
-    ]
+    {"const", "noexcept", "override", "final", "else", "try", "public", "private", "protected"}
+    | {"return", "default", "delete"}
 )
 
 

@@ -8,7 +8,6 @@ import hashlib
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -139,7 +138,7 @@ def _check_local(stream: BinaryIO, member: zipfile.ZipInfo) -> None:
 
 
 def _check_layout(archive: zipfile.ZipFile, stream: BinaryIO, members: list[zipfile.ZipInfo]) -> None:
-    """Walk from header to header: each must begin where the member before it ends."""
+    """Walk from header to header: each must begin where the member before it ends, with the size in RECORD."""
     place = 0
     for item in members:
         if item.header_offset != place:
@@ -148,6 +147,9 @@ def _check_layout(archive: zipfile.ZipFile, stream: BinaryIO, members: list[zipf
         _check_local(stream, item)
     if place != archive.start_dir:
         raise WheelError("dead bytes before the directory")
+    sizes = {item.filename: str(item.file_size) for item in members}
+    if wrong := [name for name, row in _listed(archive).items() if row[2:] != [sizes[name]]]:
+        raise WheelError(f"RECORD and members differ: {', '.join(sorted(wrong)[:10])}")
 
 
 def _leaves(name: str) -> bool:
@@ -155,8 +157,8 @@ def _leaves(name: str) -> bool:
     return name.startswith("/") or not {"\\", "\0"}.isdisjoint(name) or not {"..", "."}.isdisjoint(name.split("/"))
 
 
-def _record(archive: zipfile.ZipFile, where: str = "") -> tuple[str, list[str], list[list[str]]]:
-    """Return the name of RECORD, the names of the members, each there once and within the wheel, and the lines."""
+def _listed(archive: zipfile.ZipFile, where: str = "") -> dict[str, list[str]]:
+    """Return the lines of RECORD by name; each member must be within the wheel, and there and in RECORD once."""
     if out := [item.orig_filename for item in archive.infolist() if _leaves(item.orig_filename)]:
         what = f"{where}members that leave the wheel: {', '.join(map(repr, out[:10]))}"
         raise WheelError(what, remedy="do not use this wheel")
@@ -166,17 +168,14 @@ def _record(archive: zipfile.ZipFile, where: str = "") -> tuple[str, list[str], 
     records = [name for name in names if name.count("/") == 1 and name.endswith(".dist-info/RECORD")]
     if len(records) != 1:
         raise WheelError(f"{where}{len(records)} RECORD files, one expected", cause="a damaged wheel")
-    return records[0], names, [row for row in csv.reader(archive.read(records[0]).decode().splitlines()) if row]
-
-
-def _check_record(archive: zipfile.ZipFile) -> None:
-    """Compare RECORD with the members: each is listed once, with its size."""
-    record, names, rows = _record(archive)
-    sizes = {item.filename: str(item.file_size) for item in archive.infolist()}
-    differing = set(names) ^ {row[0] for row in rows}
-    differing |= {row[0] for row in rows if row[0] != record and (len(row) != 3 or sizes.get(row[0]) != row[2])}
-    if differing or len(rows) != len(names):
-        raise WheelError(f"RECORD and members differ: {', '.join(sorted(differing)[:10]) or 'a duplicate line'}")
+    rows = [row for row in csv.reader(archive.read(records[0]).decode().splitlines()) if row]
+    lines = {row[0]: row for row in rows}
+    # RECORD itself need not be listed, nor its signatures (`RECORD.jws`); they have no digest.
+    wrong = {name for name in lines.keys() ^ set(names) if not name.startswith(records[0])} | lines.keys() - set(names)
+    if wrong or len(lines) < len(rows):
+        which = ", ".join(sorted(wrong)[:10]) or "a duplicate line"
+        raise WheelError(f"{where}RECORD and members differ: {which}", cause="a damaged wheel")
+    return {name: row for name, row in lines.items() if not name.startswith(records[0])}
 
 
 def check_digests(path: Path) -> int:
@@ -186,18 +185,16 @@ def check_digests(path: Path) -> int:
         WheelError: a member is damaged, differs from RECORD, or is not listed there.
     """
     with reading(path.name, "get it again"), zipfile.ZipFile(path) as archive:
-        record, names, lines = _record(archive, f"{path.name}: ")
-        rows = {row[0]: row[1] for row in lines}
-        wrong = [name for name in names if not name.startswith(record) and not _listed(archive, name, rows)]
-        wrong += sorted(rows.keys() - set(names))
+        rows = _listed(archive, f"{path.name}: ")
+        wrong = [name for name, row in rows.items() if not _is(archive, name, row[1])]
     if wrong:
         raise WheelError(f"{path.name}: RECORD and members differ: {', '.join(wrong[:10])}", cause="a damaged wheel")
-    return len(names)
+    return len(rows) + 1
 
 
-def _listed(archive: zipfile.ZipFile, name: str, rows: Mapping[str, str]) -> bool:
-    """Return whether RECORD has the digest of a member."""
-    kind, _, want = rows.get(name, "").partition("=")
+def _is(archive: zipfile.ZipFile, name: str, said: str) -> bool:
+    """Return whether a member has the digest that RECORD says."""
+    kind, _, want = said.partition("=")
     if kind not in _RECORD_DIGESTS:
         return False
     digest = hashlib.new(kind)
@@ -217,7 +214,6 @@ def check_archive(path: Path) -> int:
         with zipfile.ZipFile(path) as archive, path.open("rb") as stream:
             members = sorted(archive.infolist(), key=lambda item: item.header_offset)
             _check_layout(archive, stream, members)
-            _check_record(archive)
     except (zipfile.BadZipFile, zlib.error, UnicodeDecodeError) as error:
         raise WheelError(f"{path.name} is a damaged archive: {error}", cause="a damaged wheel") from None
     except WheelError as error:
