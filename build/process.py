@@ -23,10 +23,10 @@ T = TypeVar("T")
 
 _live: set[subprocess.Popen[bytes]] = set()
 _GRACE = 10.0
-#: What an outer git (a hook, an alias, `rebase --exec`) sets for its own repository: a git started here would take it
-#: over and write there. And the user's format of new repositories: commit ids here have one format on every machine.
 _PLACES = ("DIR", "COMMON_DIR", "WORK_TREE", "IMPLICIT_WORK_TREE", "INDEX_FILE", "PREFIX", "NAMESPACE", "DEFAULT_HASH")
 _OBJECTS = ("OBJECT_DIRECTORY", "ALTERNATE_OBJECT_DIRECTORIES", "QUARANTINE_PATH", "REPLACE_REF_BASE")
+#: What an outer git (a hook, an alias, `rebase --exec`) sets for its own repository: a git started here would take it
+#: over and write there. And the user's format of new repositories: commit ids here have one format on every machine.
 FOREIGN = frozenset(f"GIT_{name}" for name in (*_PLACES, *_OBJECTS, "GRAFT_FILE", "SHALLOW_FILE"))
 
 

@@ -17,8 +17,7 @@ from build.overlay.toolchain import Toolchain, linker
 from build.paths import atomic_write
 from build.releases import Release
 from build.seals import sha256_of
-from build.series.model import PatchFile
-from build.series.verdicts import HunkVerdict
+from build.series.model import HunkVerdict, PatchFile
 from build.sources import SourceTree
 
 T = TypeVar("T")

@@ -26,16 +26,8 @@ from build.process import run, run_together
 
 LOCKS = REPO / "locks"
 #: Sources of the locks, in this order: a later lock uses the versions of the earlier ones.
-SOURCES = {
-    "tooling": ["--group", "pyproject.toml:tooling"],
-    "test": ["--group", "pyproject.toml:test"],
-    "fleet": ["--group", "pyproject.toml:fleet"],
-    "sign": ["--group", "pyproject.toml:sign"],
-    "types": ["--group", "pyproject.toml:types"],
-    "lint": ["--group", "pyproject.toml:lint"],
-    "nox": ["noxfile.py"],
-    "gpu": ["--group", "pyproject.toml:gpu"],
-}
+_NAMES = ("tooling", "test", "fleet", "sign", "types", "lint", "nox", "gpu")
+SOURCES = {name: ["noxfile.py"] if name == "nox" else ["--group", f"pyproject.toml:{name}"] for name in _NAMES}
 #: Locks that stand alone: their packages are never installed with the tools'. Source: requirements, or options of uv.
 ALONE = {
     "conda": ["--group", "pyproject.toml:conda"],  # conda-lock wants other versions than the tools
@@ -44,26 +36,15 @@ ALONE = {
 }
 #: The oldest supported Python; the locks are for it and for later ones.
 PYTHON = "3.10"
-_OPTIONS = (
-    "--quiet",
-    "--universal",
-    "--python-version",
-    PYTHON,
-    "--no-python-downloads",
-    "--generate-hashes",
-    "--no-annotate",
-    "--no-strip-extras",  # pip takes a requirement with an extra for unpinned otherwise
-    "--custom-compile-command",
-    "nox -s lock",
-)
+# pip takes a requirement with an extra for unpinned, if extras are stripped.
+_SHAPE = ("--generate-hashes", "--no-annotate", "--no-strip-extras", "--custom-compile-command", "nox -s lock")
+_OPTIONS = ("--quiet", "--universal", "--python-version", PYTHON, "--no-python-downloads", *_SHAPE)
 _SCRIPT = re.compile(r"^# /// script$\n(.*?)^# ///$", re.MULTILINE | re.DOTALL)
 
 
 def lock(
     check: Annotated[bool, typer.Option("--check", help="change nothing; fail when a lock is out of date")] = False,
-    upgrade: Annotated[
-        bool, typer.Option("--upgrade", help="take the newest versions, not those of the locks")
-    ] = False,
+    upgrade: Annotated[bool, typer.Option("--upgrade", help="take the newest versions")] = False,
     conda: Annotated[str, typer.Option("--conda", help="conda, mamba or micromamba; default: the first found")] = "",
 ) -> None:
     """Resolve pyproject.toml's groups, the noxfile's own needs and environment.yml into `locks/`."""
@@ -100,10 +81,9 @@ def _resolve_tools(folder: Path) -> None:
 def _resolve_one(folder: Path, name: str, constraints: list[str | Path]) -> Path:
     source, target = (SOURCES | ALONE)[name], folder / f"{name}.txt"
     requirement = None if source[0].startswith("-") or source[0].endswith(".py") else source[0].encode()
-    where = source if requirement is None else ["-"]
     # With this Python: else uv asks every Python of the machine for its version first.
-    command = [uv.find_uv_bin(), "pip", "compile", *where, *_OPTIONS, *constraints, "--python", sys.executable]
-    command += ["-o", target]
+    options = [*_OPTIONS, *constraints, "--python", sys.executable, "-o", target]
+    command = [uv.find_uv_bin(), "pip", "compile", *(source if requirement is None else ["-"]), *options]
     done = run(command, cwd=REPO, stdin=requirement)
     if done.returncode:
         remedy = "correct the versions in pyproject.toml, or check the network and the index (UV_DEFAULT_INDEX)"

@@ -17,26 +17,6 @@ from build.series import manifest as manifests
 from build.series.manifest import SeriesEntry
 from build.series.overview import Column, Overview, PatchStatus, Progress, overview
 
-_STYLE = {
-    PatchStatus.PROVEN: "green",
-    PatchStatus.UNPROVEN: "yellow",
-    PatchStatus.UPSTREAM: "blue",
-    PatchStatus.MISSING: "bold red",
-    PatchStatus.NOT_NEEDED: "dim",
-}
-#: These colours are used only for the status of a patch or a release.
-_CLASSES = {
-    PatchStatus.PROVEN: "proven",
-    PatchStatus.UNPROVEN: "built",
-    PatchStatus.UPSTREAM: "upstream",
-    PatchStatus.MISSING: "failed",
-    PatchStatus.NOT_NEEDED: "none",
-    Progress.PROBED: "proven",
-    Progress.COMPILED: "built",
-    Progress.PORTED: "built",
-    Progress.NONE: "failed",
-    Progress.NOT_NEEDED: "none",
-}
 #: The colours of a bar have one hue: the stronger the colour, the more work the hunks needed.
 _HUNKS = {
     "unchanged": ("clean", "offset"),
@@ -64,7 +44,7 @@ def _table(item: Overview) -> Table:
     title = f"{item.manifest.series.name}: patches by release"
     shown = table(title, "patch", *(column.release for column in item.columns))
     for row in item.rows:
-        shown.add_row(row.patch.id, *(Text(cell.status.symbol, style=_STYLE[cell.status]) for cell in row.cells))
+        shown.add_row(row.patch.id, *(Text(cell.status.symbol, style=cell.status.style) for cell in row.cells))
     shown.add_section()
     shown.add_row("release", *(column.progress.word for column in item.columns))
     return shown
@@ -73,7 +53,7 @@ def _table(item: Overview) -> Table:
 def page(series: Sequence[Overview]) -> str:
     """Return the overview as one HTML file: no script, nothing loaded from elsewhere, light and dark."""
     tools = {"legacy": _legacy, "origin": _origin, "hunks_of": _hunks}
-    return pages.render("patches.html", series=series, statuses=PatchStatus, steps=Progress, classes=_CLASSES, **tools)
+    return pages.render("patches.html", series=series, statuses=PatchStatus, steps=Progress, **tools)
 
 
 def _legacy(about: SeriesEntry, column: Column) -> str:

@@ -16,7 +16,7 @@ from build.porting import Action
 if TYPE_CHECKING:
     from build.porting.between_releases import Request
     from build.porting.report import PortReport
-    from build.series.verdicts import HunkVerdict
+    from build.series.model import HunkVerdict
 
 
 def regenerate_patch(

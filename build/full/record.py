@@ -11,7 +11,7 @@ from build.full.toolchains import Toolchain
 from build.overlay.model import Check
 from build.record import Artifact, Patch, patches_of
 from build.series.apply import AppliedTree
-from build.series.verdicts import HunkVerdict
+from build.series.model import HunkVerdict
 
 #: Increased when a field changes its meaning.
 SCHEMA = 1

@@ -9,7 +9,7 @@ from build.porting.echoes import NEAR
 from build.porting.groups import Edit
 from build.porting.lines import distinctive, norm, occurrences, similarity, tokens
 from build.porting.placement import HunkResult, human, recognisable
-from build.series.verdicts import Method, Verdict
+from build.series.model import Method, Verdict
 
 #: Least similarity of a new line to one that is missing: it may be that line in another form.
 ALIKE = 0.6

@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from build.porting.lines import has_word, imports_only, tokens
-from build.series.model import Hunk, PatchFile
-from build.series.verdicts import HunkVerdict, Method, Verdict
+from build.series.model import Hunk, HunkVerdict, Method, PatchFile, Verdict
 
 #: From so many hunks that are upstream on, a hunk that fits is suspect: if the patch, or the file, has several times as
 #: many of them as of those that fit.

@@ -15,9 +15,8 @@ from build.porting.fileport import ChangePort, Context, Files, port_change, prep
 from build.porting.markers import Labels
 from build.porting.moved_files import Finder
 from build.porting.trees import Layer, Tree
-from build.series.model import PatchFile
+from build.series.model import HunkVerdict, Method, PatchFile, Verdict
 from build.series.patchfile import diffstat
-from build.series.verdicts import HunkVerdict, Method, Verdict
 
 #: Lines that a commit has once each, in a mail or in git's log; the last one ends its diffstat.
 _ONCE = tuple(

@@ -20,8 +20,7 @@ from build.porting.placement import REACH
 from build.porting.textport import TextPort, port_text
 from build.porting.trees import FileState, Layer
 from build.series.inspect import Text, locate, locate_all
-from build.series.model import ChangeKind, FileChange, Hunk
-from build.series.verdicts import HunkVerdict, Method, Verdict
+from build.series.model import ChangeKind, FileChange, Hunk, HunkVerdict, Method, Verdict
 
 Files = Mapping[str, "FileState | None"]
 _NONE: Files = MappingProxyType({})

@@ -14,7 +14,7 @@ from build.porting.hunks import port_hunk, rigid
 from build.porting.lines import distinctive, end_of, headings
 from build.porting.markers import Region, region
 from build.porting.placement import REACH, HunkResult, added_elsewhere, text
-from build.series.verdicts import Method, Verdict
+from build.series.model import Method, Verdict
 
 #: Line numbers in evidence; quoted code is passed over.
 _LINES = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\blines? \d+(?: to \d+|(?:, \d+)+)?""")

@@ -21,7 +21,7 @@ from build.porting.placement import (
     support,
     target,
 )
-from build.series.verdicts import Method, Verdict
+from build.series.model import Method, Verdict
 
 #: Share of the distinctive lines near a hunk that must be kept for its place to count as the same place.
 SUPPORT = 0.5

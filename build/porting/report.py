@@ -14,8 +14,8 @@ from build.porting.session import Outcome, render
 from build.record import encode
 from build.series.commits import Exported
 from build.series.manifest import JSON, MARKDOWN
+from build.series.model import HunkVerdict, Method, Verdict
 from build.series.show import LOOKS, legend, rows, verdict_table
-from build.series.verdicts import HunkVerdict, Method, Verdict
 
 #: The result of a probe without defects, and the patch names for which both wheels must give the same result.
 PASSED = "ok"

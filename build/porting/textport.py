@@ -18,8 +18,7 @@ from build.porting.hunks import context_changes, port_hunk
 from build.porting.lines import norm
 from build.porting.placement import HunkResult, human
 from build.series.inspect import locate_all
-from build.series.model import Hunk
-from build.series.verdicts import Method, Verdict
+from build.series.model import Hunk, Method, Verdict
 
 #: Number of hunks of a file from which on they are not compared with each other.
 MOST_HUNKS = 60

@@ -18,8 +18,7 @@ from build.seals import read_record, write_record
 from build.series.checkout import new_repository, replacing
 from build.series.commits import commit_patch
 from build.series.inspect import NOT_THE_RELEASE, inspect, require_all_placed
-from build.series.model import ChangeKind, PatchFile
-from build.series.verdicts import HunkVerdict
+from build.series.model import ChangeKind, HunkVerdict, PatchFile
 
 #: In the checkout's `.git`: what was applied to what, so that a second run with the same input does nothing.
 _RECORD = "multiworld-applied.json"

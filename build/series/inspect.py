@@ -11,8 +11,7 @@ from itertools import accumulate
 
 from build.errors import PatchError
 from build.git import Git
-from build.series.model import ChangeKind, FileChange, Hunk, PatchFile
-from build.series.verdicts import HunkVerdict, Method, Verdict
+from build.series.model import ChangeKind, FileChange, Hunk, HunkVerdict, Method, PatchFile, Verdict
 
 NOT_THE_RELEASE = "check that the tree is the release's; a series is moved with regenerate-patch"
 

@@ -14,10 +14,9 @@ from build.series.apply import commit_patches
 from build.series.checkout import new_repository
 from build.series.commits import export_series
 from build.series.manifest import REPORTS, Manifest, PatchEntry
-from build.series.model import ChangeKind, PatchFile
+from build.series.model import ChangeKind, PatchFile, Verdict
 from build.series.parameters import places, unplaced
 from build.series.patchfile import REQUIRED, diffstat, is_mail, read
-from build.series.verdicts import Verdict
 
 _HEADERS = (".h", ".hpp", ".hh", ".hxx", ".cuh", ".inc", ".inl")
 _ZERO = b"From " + b"0" * 40 + b" "

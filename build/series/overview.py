@@ -17,17 +17,17 @@ from build.series.patchfile import read
 
 
 class Progress(Enum):
-    """Words for `Verified`, in all tables and pages."""
+    """Words for `Verified` in all tables and pages, and its colour on a page."""
 
-    NONE = ("not ported", "patches are missing, or do not apply yet")
-    PORTED = ("ported", "the patches apply to the release's source")
-    COMPILED = ("built", "they are compiled and linked against the official wheel")
-    PROBED = ("proven", "the probes fail on the official wheel and pass on the patched one")
+    NONE = ("not ported", "failed", "patches are missing, or do not apply yet")
+    PORTED = ("ported", "built", "the patches apply to the release's source")
+    COMPILED = ("built", "built", "they are compiled and linked against the official wheel")
+    PROBED = ("proven", "proven", "the probes fail on the official wheel and pass on the patched one")
     #: No step: there is nothing to do.
-    NOT_NEEDED = ("not needed", "no patch of the series is for the release, or it has all of them itself")
+    NOT_NEEDED = ("not needed", "none", "no patch of the series is for the release, or it has all of them itself")
 
-    def __init__(self, word: str, meaning: str) -> None:
-        self.word, self.meaning = word, meaning
+    def __init__(self, word: str, colour: str, meaning: str) -> None:
+        self.word, self.colour, self.meaning = word, colour, meaning
 
 
 def progress(entry: ReleaseEntry | None) -> Progress:
@@ -35,16 +35,17 @@ def progress(entry: ReleaseEntry | None) -> Progress:
 
 
 class PatchStatus(Enum):
-    """A patch in a release: symbol, word, meaning."""
+    """A patch in a release: symbol, word, its colour on a page and its style on the terminal, meaning."""
 
-    PROVEN = ("●", "proven", "the release needs the patch, has it, and probes prove that it works")
-    UNPROVEN = ("◐", "not proven", "the release needs the patch and has it; no probe has run on it yet")
-    UPSTREAM = ("↑", "upstream", "the release has the change itself")
-    MISSING = ("✗", "missing", "the release needs the patch and does not have it")
-    NOT_NEEDED = ("·", "not needed", "the release does not need the patch")
+    PROVEN = ("●", "proven", "proven green", "the release needs the patch, has it, and probes prove that it works")
+    UNPROVEN = ("◐", "not proven", "built yellow", "the release needs the patch and has it; no probe has run on it yet")
+    UPSTREAM = ("↑", "upstream", "upstream blue", "the release has the change itself")
+    MISSING = ("✗", "missing", "failed red", "the release needs the patch and does not have it")
+    NOT_NEEDED = ("·", "not needed", "none dim", "the release does not need the patch")
 
-    def __init__(self, symbol: str, word: str, meaning: str) -> None:
+    def __init__(self, symbol: str, word: str, looks: str, meaning: str) -> None:
         self.symbol, self.word, self.meaning = symbol, word, meaning
+        self.colour, self.style = looks.split()
 
 
 @dataclass(frozen=True, slots=True)

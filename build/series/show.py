@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from build.console import console, log, note, table
-from build.series.verdicts import HunkVerdict, Verdict
+from build.series.model import HunkVerdict, Verdict
 
 #: The style and the meaning of each verdict.
 LOOKS = {

@@ -48,18 +48,6 @@ def _pinned(release: Release, module: str, scratch: Path) -> tuple[str, str]:
     return entries[f"{name}.url"], entry.blob
 
 
-def _write(git: Git, commit: str, inner: str, part: Path) -> None:
-    """Write the files below the folder `inner` of a commit into `part`, links left out."""
-    prefix = f"{inner}/" if inner else ""
-    files = git.files(commit, *([inner] if inner else []))
-    plain = [item for item in files.values() if item.mode not in (SUBMODULE, SYMLINK)]
-    for item, data in zip(plain, git.blobs([item.blob for item in plain]), strict=True):
-        check_inside(item.path)
-        target = part / item.path.removeprefix(prefix)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(data or b"")
-
-
 def _fill(release: Release, folder: str, part: Path) -> None:
     module, inner = "/".join(folder.split("/")[:2]), "/".join(folder.split("/")[2:])
     with tempfile.TemporaryDirectory(prefix="submodule-") as name:
@@ -68,7 +56,15 @@ def _fill(release: Release, folder: str, part: Path) -> None:
         step(f"fetching {module} at {commit[:12]}, which {release.tag} names, from {url}")
         git = _remote(scratch / "module", url)
         git.out("fetch", "--depth=1", "--no-tags", "origin", commit, timeout=_TIMEOUT)
-        _write(git, commit, inner, part)
+        # Write the files below the folder `inner` of a commit into `part`, links left out.
+        prefix = f"{inner}/" if inner else ""
+        files = git.files(commit, *([inner] if inner else []))
+        plain = [item for item in files.values() if item.mode not in (SUBMODULE, SYMLINK)]
+        for item, data in zip(plain, git.blobs([item.blob for item in plain]), strict=True):
+            check_inside(item.path)
+            target = part / item.path.removeprefix(prefix)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data or b"")
     if not any(part.iterdir()):
         raise SourceError(f"{module} has no folder {inner} at {commit}")
 

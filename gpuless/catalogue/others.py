@@ -20,6 +20,7 @@ _ENDING = "a world while a coalescing region of it is ended"
 _SPLIT = "a world breaks while ncclCommSplit, of another one, waits for a peer: its next operation raises"
 _SHARED = "a world whose peer is silent, and more worlds than torch's pool has streams"
 _AGAIN = "worlds that are made and aborted one after the other use the same stream"
+_MAPS, _MAP = Patch.COMMUNICATOR_MAPS, "mode 3: a new communicator is not put into the map that abort() goes through"
 _HOLD, _SHUTDOWN, _STREAM = Patch.GROUP_HOLD, Patch.BOUNDED_SHUTDOWN, Patch.PRIVATE_STREAM
 
 
@@ -89,15 +90,7 @@ PROBES: tuple[Probe, ...] = (
     _log_prefix("eager", "a communicator is made right after the constructor"),
     _log_prefix("all_reduce", "the first operation makes a communicator"),
     _log_prefix("send", "a send makes a communicator for its peer"),
-    Probe(
-        "communicator-maps",
-        Patch.COMMUNICATOR_MAPS,
-        "mode 3: a new communicator is not put into the map that abort() goes through",
-        "communicator_maps",
-        environment=_SKIP_CLEAN_UP,
-        fires=("ncclCommAbort",),
-        since=(2, 2),
-    ),
+    Probe("communicator-maps", _MAPS, _MAP, "communicator_maps", {}, _SKIP_CLEAN_UP, ("ncclCommAbort",), (2, 2)),
     Probe(
         "event-cache",
         Patch.EVENT_CACHE,

@@ -144,9 +144,8 @@ class Worker:
         os.kill(self.pid, number)
         if number == signal.SIGSTOP:
             stat, deadline = Path(f"/proc/{self.pid}/stat"), time.monotonic() + 5
-            while (
-                stat.read_text().rpartition(")")[2].split()[0] not in "Tt"
-            ):  # the kernel offers no event to a process that is not the parent
+            # the kernel offers no event to a process that is not the parent
+            while stat.read_text().rpartition(")")[2].split()[0] not in "Tt":
                 if time.monotonic() > deadline:
                     raise OverdueError(f"worker {self.name} (pid {self.pid}) did not stop")
                 time.sleep(0.001)
@@ -229,9 +228,8 @@ class WorkerPool:
             streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": stderr, "stderr": stderr}
             command = [python, "-m", _FORKSERVER, str(theirs.fileno()), *preload]
             env = {**os.environ, **_ENVIRONMENT, **(environment or {}), "PYTHONPATH": path}
-            self._forkserver = subprocess.Popen(
-                command, env=env, pass_fds=[theirs.fileno()], start_new_session=True, **streams
-            )
+            streams |= {"pass_fds": [theirs.fileno()], "start_new_session": True}
+            self._forkserver = subprocess.Popen(command, env=env, **streams)
         theirs.close()
         self._control.settimeout(_START_SECONDS)
         if not self._control.recv(16):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from build.porting.lines import distinctive, indent
-from build.series.verdicts import Verdict
+from build.series.model import Verdict
 
 _ids = itertools.count()
 

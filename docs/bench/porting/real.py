@@ -19,7 +19,7 @@ from build import signals
 from build.console import console, note, progress
 from build.errors import SourceError
 from build.porting.engine import PatchPort, port_series
-from build.series.verdicts import Verdict
+from build.series.model import Verdict
 from docs.bench.porting.cases import Kind, RealCase, RealHunk, cases
 from docs.bench.porting.corpus import Case
 from docs.bench.porting.judge import files_of, judge

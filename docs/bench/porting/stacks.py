@@ -18,7 +18,7 @@ from build.console import note, progress, step
 from build.errors import PatchError, SourceError
 from build.git import Git, init
 from build.official.transfer import check_digest
-from build.porting.quilt import Listed, read_series
+from build.porting.between_trees import Listed, read_series
 from build.releases import Frozen
 from build.seals import built, read_record, write_record
 from build.series.model import PatchFile

@@ -12,7 +12,7 @@ from multiworld.errors import InvalidArgument
 from multiworld.lab.bench import parts
 from multiworld.lab.bench.load import LoadMeter
 from multiworld.lab.bench.ratios import figures, ratios
-from multiworld.lab.bench.report import BenchReport, Comparison, Figure
+from multiworld.lab.bench.report import BenchReport
 from multiworld.lab.bench.setup import Progress, Setup
 from multiworld.lab.context import serve_store
 from multiworld.lab.workers import WorkerPool, log_folder
@@ -39,7 +39,14 @@ def run(options: BenchOptions, progress: Progress) -> BenchReport:
         remedy = f"choose some of {', '.join(PARTS)}"
         raise InvalidArgument(what=f"unknown part {', '.join(sorted(unknown))}", remedy=remedy)
     before, meter = os.getloadavg(), LoadMeter()
-    comparisons, found = _measure(options, wanted, progress)
+    rounds = 5 if options.quick else options.rounds
+    with log_folder("bench") as folder, WorkerPool(folder / "log") as pool:
+        host = pool.worker("store")
+        setup = Setup(pool, host, host.run(serve_store), rounds, options.quick, progress)
+        comparisons = ratios(setup) if "ratios" in wanted else ()
+        found = figures(comparisons)
+        for name, part in _FIGURES.items():
+            found += part(setup) if name in wanted else []
     load = meter.read()
     facts = {
         "multiworld": VERSION,
@@ -49,24 +56,7 @@ def run(options: BenchOptions, progress: Progress) -> BenchReport:
         "load before": " ".join(f"{value:.2f}" for value in before),
         "load after": " ".join(f"{value:.2f}" for value in os.getloadavg()),
         "others": str(load),
-        "rounds": str(5 if options.quick else options.rounds),
+        "rounds": str(rounds),
         "note": "plain and worlds were measured in turns in the same two processes; trust ratios more than times",
     }
     return BenchReport(comparisons, tuple(figure.under(load) for figure in found), facts)
-
-
-def _measure(
-    options: BenchOptions, wanted: tuple[str, ...], progress: Progress
-) -> tuple[tuple[Comparison, ...], list[Figure]]:
-    comparisons: tuple[Comparison, ...] = ()
-    with log_folder("bench") as folder, WorkerPool(folder / "log") as pool:
-        host = pool.worker("store")
-        rounds = 5 if options.quick else options.rounds
-        setup = Setup(pool, host, host.run(serve_store), rounds, options.quick, progress)
-        if "ratios" in wanted:
-            comparisons = ratios(setup)
-        found = figures(comparisons)
-        for name, part in _FIGURES.items():
-            if name in wanted:
-                found += part(setup)
-    return comparisons, found

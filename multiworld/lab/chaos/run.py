@@ -207,9 +207,8 @@ def _slowest_elsewhere(story: Story, tallies: dict[int, Tally]) -> float:
     """Longest round, from the fault to the recovery, of worlds that have no member that was hit."""
     start = story.fired[0].at
     end = start + (story.back_after or _CALM_SECONDS)
-    hit = {name for number, tally in tallies.items() if number in story.struck for name in tally.rounds} | {
-        *story.concerned
-    }
+    of_struck = [tally for number, tally in tallies.items() if number in story.struck]
+    hit = {name for tally in of_struck for name in tally.rounds} | {*story.concerned}
     elsewhere = [
         seconds
         for tally in tallies.values()

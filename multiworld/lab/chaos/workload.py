@@ -126,9 +126,8 @@ async def _rounds(world: World, times: list[tuple[float, float]], tally: Tally) 
         await asyncio.gather(world.send(torch.full((64,), token), right), world.recv(got, left))
         await world.all_reduce(total)
         times.append((started, time.monotonic() - started))
-        if not bool((got == float(left + 16 * (turn % 1000))).all()) or not bool(
-            (total == sum(range(world.size))).all()
-        ):
+        whole = bool((got == float(left + 16 * (turn % 1000))).all()) and bool((total == sum(range(world.size))).all())
+        if not whole:
             tally.wrong.append(f"{world.name}, generation {world.generation}, round {turn}")
         await impatient.turn(turn)
         turn += 1
@@ -138,9 +137,8 @@ async def _rounds(world: World, times: list[tuple[float, float]], tally: Tally) 
 async def _join(context: Context, membership: Membership, store: TcpStoreAddress) -> World:
     while True:
         try:
-            world = await context.mw.join(
-                *astuple(membership), store=store, join_timeout=_REJOIN_SECONDS, on_cancel="finish"
-            )
+            options: Any = {"store": store, "join_timeout": _REJOIN_SECONDS, "on_cancel": "finish"}
+            world = await context.mw.join(*astuple(membership), **options)
         except RendezvousError:
             await asyncio.sleep(0.1)
             continue
@@ -225,9 +223,8 @@ class Impatient:
         length = _LENGTHS[number % len(_LENGTHS)]
         right, left = (self._world.rank + 1) % self._world.size, (self._world.rank - 1) % self._world.size
         value = float(number % 1000)
-        await asyncio.gather(
-            self._world.send(torch.full((length,), value), right, tag=_TAG), self._receive(left, length, value)
-        )
+        sending = self._world.send(torch.full((length,), value), right, tag=_TAG)
+        await asyncio.gather(sending, self._receive(left, length, value))
         await self._reduce(length)
         if any(not bool((memory == _CANARY).all()) for memory in self._given_back):
             self._wrong.append(f"{self._world.name}: memory was written to after a cancelled operation")

@@ -11,8 +11,7 @@ import pytest
 from build.paths import REPO
 from build.porting.textport import port_text
 from build.series.inspect import Text
-from build.series.model import Hunk
-from build.series.verdicts import Verdict
+from build.series.model import Hunk, Verdict
 
 from .code import LABELS
 

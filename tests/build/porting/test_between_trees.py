@@ -11,11 +11,10 @@ import pytest
 from build.errors import PatchError, SourceError, UsageError
 from build.git import Git
 from build.porting import Action
-from build.porting.between_trees import Request, port_folder
+from build.porting.between_trees import Request, load_folder, port_folder
 from build.porting.engine import PatchState
-from build.porting.quilt import load_folder
 from build.porting.report import PortReport
-from build.series.verdicts import Verdict
+from build.series.model import Verdict
 from tests.build.series.repos import commit, make_patch, make_repo, numbered
 
 OLD = numbered(40)

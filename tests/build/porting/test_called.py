@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from build.series.verdicts import Method, Verdict
+from build.series.model import Method, Verdict
 
 from .sessions import HEAD, TAIL, ported
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from build.porting.engine import PatchState
 from build.porting.trees import FileState
-from build.series.verdicts import Verdict
+from build.series.model import Verdict
 
 from .code import NAMES, port, replaced, source
 from .trees import Files, port_one

@@ -9,8 +9,8 @@ import pytest
 from build.git import Git
 from build.porting.engine import PatchState, port_series
 from build.porting.trees import Tree, open_tree
+from build.series.model import Method, Verdict
 from build.series.patchfile import parse
-from build.series.verdicts import Method, Verdict
 from tests.build.series.repos import IDENT, commit, make_patch, make_repo, numbered
 
 from .code import function, replaced, source

@@ -8,7 +8,7 @@ from build.porting.alignment import align
 from build.porting.groups import split
 from build.porting.placement import HunkResult
 from build.porting.textport import crosscheck
-from build.series.verdicts import Method, Verdict
+from build.series.model import Method, Verdict
 
 from .code import NAMES, function, hunks, replaced, source
 

@@ -15,8 +15,8 @@ from build.porting.session import commit_ports, render
 from build.porting.trees import Tree
 from build.series.apply import commit_patches
 from build.series.commits import export_commit, export_series
+from build.series.model import Verdict
 from build.series.patchfile import parse
-from build.series.verdicts import Verdict
 from tests.build.series.repos import commit, make_repo
 
 SLOW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])

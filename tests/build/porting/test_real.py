@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from build.series.verdicts import Verdict
+from build.series.model import Verdict
 from docs.bench.porting.cases import Kind, RealCase, cases
 from docs.bench.porting.judge import files_of, judge
 from docs.bench.porting.real import measure, others, promises, tables_of, wrong

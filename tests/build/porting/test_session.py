@@ -17,7 +17,7 @@ from build.porting.between_trees import Request, port_folder
 from build.porting.engine import PatchState
 from build.porting.report import PortReport
 from build.porting.session import discard
-from build.series.verdicts import Method, Verdict
+from build.series.model import Method, Verdict
 from tests.build.series.repos import commit, make_repo, numbered
 
 from .trees import Files, series_on

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from build.porting.textport import TextPort
-from build.series.verdicts import Verdict
+from build.series.model import Verdict
 
 from .code import port
 

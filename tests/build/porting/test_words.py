@@ -10,8 +10,8 @@ from build.cli import main
 from build.git import Git
 from build.porting.engine import port_series
 from build.porting.placement import fit
+from build.series.model import Verdict
 from build.series.patchfile import parse
-from build.series.verdicts import Verdict
 from tests.build.series.repos import commit, make_patch, make_repo, numbered
 
 from .code import port, replaced, source

@@ -8,8 +8,7 @@ from build.errors import PatchError, SourceError, UsageError
 from build.git import Git
 from build.series.apply import apply_series
 from build.series.commits import export_series
-from build.series.model import ChangeKind, PatchFile
-from build.series.verdicts import Verdict
+from build.series.model import ChangeKind, PatchFile, Verdict
 
 from .repos import commit, make_patch, make_repo, numbered, parsed
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from rich.console import Console
 
 from build.commands import patches
-from build.commands.patches import _CLASSES, page
+from build.commands.patches import page
 from build.paths import REPO
-from build.series.overview import PatchStatus, overview
+from build.series.overview import PatchStatus, Progress, overview
 
 MANIFEST = """
 [series]
@@ -99,7 +99,7 @@ def test_each_colour_means_one_thing_and_each_bar_has_its_key(tmp_path: Path) ->
     assert bar == key == ["--hunk1", "--hunk2", "--hunk5"]
     colours = dict(re.findall(r"(--\w+): (#\w+)", text.partition("@media")[0]))
     shown = [colours[name] for name in colours if name.startswith("--hunk")]
-    shown += [colours[f"--{name}"] for name in set(_CLASSES.values())]
+    shown += [colours[f"--{name}"] for name in {item.colour for item in (*PatchStatus, *Progress)}]
     assert len(shown) == len(set(shown)) == 10
 
 
