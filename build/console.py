@@ -94,7 +94,6 @@ class InFlight:
             self._show(self._names.remove, name)
 
     def expect(self, more: int) -> None:
-        """Count further items that are to come."""
         with self._lock:
             self._total += more
             self._bar.update(self._task, total=self._total)

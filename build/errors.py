@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from textwrap import indent
 from typing import ClassVar
 
@@ -138,3 +144,20 @@ class PendingError(ToolError):
     """A dry run found hosts that an installation would change."""
 
     exit_code = 26
+
+
+#: A flipped bit may claim encryption or an unknown method (RuntimeError; NotImplementedError is one), a wrong name or
+#: date (ValueError; UnicodeDecodeError is one), or a place outside the file (EOFError, OverflowError).
+_DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, OverflowError, RuntimeError, KeyError)
+
+
+@contextmanager
+def reading(name: str, remedy: str = "get it again: remove the file and run again") -> Iterator[None]:
+    """Raise WheelError for what damage to the archive `name` raises in the block."""
+    try:
+        yield
+    except (*_DAMAGE, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # what a seek before the file's start gives
+            raise
+        what = f"{name} is not a wheel that can be read: {error or type(error).__name__}"
+        raise WheelError(what, remedy=remedy) from error

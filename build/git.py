@@ -121,7 +121,6 @@ class Git:
         return self._checked(args, self.call(*args, stdin=stdin, env=env, timeout=timeout))
 
     def line(self, *args: str, stdin: bytes | None = None, env: Mapping[str, str] | None = None) -> str:
-        """Run a git command and return its output as one stripped line."""
         return os.fsdecode(self.out(*args, stdin=stdin, env=env)).strip()
 
     def transfer(self, *args: str, stdin: bytes = b"", timeout: float = TIMEOUT) -> None:

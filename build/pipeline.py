@@ -14,8 +14,8 @@ from build import leases, official, paths, preflight, record, releases, sources
 from build.anypatch import beside, patchset
 from build.anypatch.plan import MOST_UNITS, Limits, Plan, Serves, changes
 from build.anypatch.plan import make as make_plan
-from build.archives import reading
 from build.console import log_to_file, note, step
+from build.errors import reading
 from build.git import Git
 from build.overlay import headers, layout, toolchain
 from build.overlay.build import build_overlay
@@ -84,7 +84,6 @@ class Request:
         return patchset.labelled(known, self.own.label) if self.own.asked else known
 
     def chosen(self) -> tuple[PatchFile, ...]:
-        """Return the patches to apply."""
         known = releases.get(self.release)
         if self.own.asked:
             return patchset.chosen(known, self.own.patches, self.own.branch)

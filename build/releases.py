@@ -161,7 +161,6 @@ def _check(key: str, release: Release) -> None:
 
 @cache
 def load() -> dict[str, Release]:
-    """Return the known releases by version, oldest first."""
     return parse(RELEASES_TOML.read_bytes(), RELEASES_TOML.name)
 
 

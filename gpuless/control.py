@@ -80,7 +80,6 @@ class Control:
     sites: dict[str, Site]
 
     def fired(self, names: tuple[str, ...]) -> int:
-        """Return how often any of these sites was hit."""
         return sum(self.sites[name].fired for name in names)
 
 
@@ -185,7 +184,6 @@ class Remote:
         struct.pack_into("=I", self._view, _SWITCHES + 4 * which, on)
 
     def counters(self) -> Control:
-        """Return the counters now."""
         found = _parsed(self._view)
         assert found is not None  # noqa: S101 - it was whole when it was mapped
         return found

@@ -31,7 +31,6 @@ class ForkServer:
     address: str
 
     def end(self) -> None:
-        """End the server and every probe that still runs."""
         assert self.process.stdin is not None  # noqa: S101 - it is a pipe
         with contextlib.suppress(OSError):
             self.process.stdin.close()

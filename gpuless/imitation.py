@@ -7,19 +7,23 @@ and the other ranks of its communicators are imaginary. `GPULESS_TRANSPORT=loopb
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
+import re
 import shlex
 import shutil
 import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from elftools.elf.elffile import ELFFile
+
 from build import seals
 from build.errors import EnvironmentUnfitError
-from build.overlay.symbols import build_id
+from build.overlay.symbols import build_id, dynamic
 from build.paths import cache
-from gpuless import symbols
 from gpuless.subject import Subject, examine
 
 SOURCES = Path(__file__).resolve().parent / "native"
@@ -111,7 +115,7 @@ def _digest(subject: Subject, compiler: list[str]) -> str:
     digest = hashlib.sha256(version.stdout + repr((compiler, _FLAGS, _OWN_FLAGS, subject.nccl_version)).encode())
     for source in sorted(p for p in SOURCES.rglob("*") if p.is_file()):
         digest.update(str(source.relative_to(SOURCES)).encode() + b"\0" + source.read_bytes())
-    digest.update(Path(symbols.__file__).read_bytes())
+    digest.update(Path(__file__).read_bytes())
     for header in ("cuda_runtime_api.h", "driver_types.h"):
         digest.update((subject.cuda_headers / header).read_bytes())
     for library in (*subject.torch_libraries, subject.cudart, subject.nccl):
@@ -127,13 +131,13 @@ def _compile_all(subject: Subject, compiler: list[str], part: Path) -> None:
     sources = [str(p) for p in sorted(SOURCES.glob("*.c"))]
     command = [*compiler, *_FLAGS, *_OWN_FLAGS, define, *includes, *sources, "-o", str(imitation), *_LIBRARIES]
     _run(command)
-    if excess := symbols.excess(subject, imitation):
+    if more := _excess(subject, imitation):
         hidden = part / "hidden.map"
-        hidden.write_text(f"{{ local: {' '.join(f'{name};' for name in sorted(excess))} }};\n", encoding="utf-8")
+        hidden.write_text(f"{{ local: {' '.join(f'{name};' for name in sorted(more))} }};\n", encoding="utf-8")
         _run([*command, f"-Wl,--version-script={hidden}"])
     generated = {
-        "libgpuless_rest.so": symbols.missing_source(subject, imitation),
-        "libcuda.so.1": symbols.driver_source(subject),
+        "libgpuless_rest.so": _missing_source(subject, imitation),
+        "libcuda.so.1": _driver_source(subject),
     }
     for name, text in generated.items():
         source = part / f"{name.partition('.')[0]}.c"
@@ -152,3 +156,73 @@ def _run(command: list[str]) -> None:
         what = f"the imitation of CUDA and NCCL does not compile: {shlex.join(command)}"
         remedy = "install a newer C compiler, or report the CUDA version with this output"
         raise EnvironmentUnfitError(what, cause=done.stderr[-2000:], remedy=remedy)
+
+
+# A driver function's name as a whole string: c10 and ATen look these up with dlsym.
+_DRIVER_NAME = re.compile(rb"\x00(cu[A-Z][a-z][A-Za-z0-9_]{2,60})(?=\x00)")
+# These need neither a device nor handles: the real functions are used.
+_PASSED_THROUGH = frozenset({"cudaGetErrorName", "cudaGetErrorString", "cudaRuntimeGetVersion", "cudaGetExportTable"})
+_CUDA_NOT_SUPPORTED = 801
+_NCCL_INVALID_USAGE = 5
+
+
+def exported(library: Path, prefix: str) -> frozenset[str]:
+    return frozenset(item.name for item in dynamic(library, "TWi") if item.name.startswith(prefix))
+
+
+def driver_names(library: Path) -> frozenset[str]:
+    """Return the CUDA driver functions a library names: linked ones, and strings given to dlsym.
+
+    Strings that are not functions may match too; a superfluous stub is harmless.
+    """
+    linked = {item.name for item in dynamic(library, "U") if item.name.startswith("cu") and item.name[2:3].isupper()}
+    return frozenset(linked | {m.decode() for m in _strings(library)})
+
+
+def _strings(library: Path) -> set[bytes]:
+    with library.open("rb") as stream:
+        section = ELFFile(stream).get_section_by_name(".rodata")
+        if section is None:
+            return set()
+        start, size = section["sh_offset"], section["sh_size"]
+        with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as view:
+            return {m.group(1) for m in _DRIVER_NAME.finditer(view, start, start + size)}
+
+
+def _driver_source(subject: Subject) -> str:
+    """Return C text with one succeeding function per driver symbol that torch looks up."""
+    names = sorted(frozenset().union(*(driver_names(lib) for lib in subject.torch_libraries)))
+    lines = ["/* Generated: the CUDA driver functions that the installed torch names. */"]
+    for name in names:
+        if name in {"cuGetErrorString", "cuGetErrorName"}:
+            lines.append(f'int {name}(int code, const char **text) {{ *text = "imitated driver"; return 0; }}')
+        else:
+            lines.append(f"int {name}(void) {{ return 0; }}")
+    return "\n".join(lines) + "\n"
+
+
+def _excess(subject: Subject, imitation: Path) -> frozenset[str]:
+    """Return the imitated functions that the NCCL of this torch does not have: a caller may look for them."""
+    return exported(imitation, "nccl") - exported(subject.nccl, "nccl")
+
+
+def _missing_source(subject: Subject, imitation: Path) -> str:
+    """Return C text with a failing, counting stub for each function of CUDA and NCCL that is not imitated.
+
+    Args:
+        subject: the probed interpreter.
+        imitation: the compiled imitation, whose functions are left out.
+    """
+    cuda = exported(subject.cudart, "cuda") - exported(imitation, "cuda") - _PASSED_THROUGH
+    nccl = exported(subject.nccl, "nccl") - exported(imitation, "nccl")
+    lines = [
+        "/* Generated: functions of the installed CUDA runtime and NCCL that are not imitated. */",
+        "int gpuless_unimplemented(const char *name, int code);",
+        *_failing(cuda, _CUDA_NOT_SUPPORTED),
+        *_failing(nccl, _NCCL_INVALID_USAGE),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _failing(names: Iterable[str], code: int) -> list[str]:
+    return [f'int {n}(void) {{ return gpuless_unimplemented("{n}", {code}); }}' for n in sorted(names)]

@@ -15,7 +15,6 @@ NOT_RECORDED = frozenset({Outcome.BROKEN, Outcome.NOT_INJECTED})
 
 
 def measured() -> Mapping[str, Mapping[str, Outcome]]:
-    """Return the recorded outcomes of the stock wheels, by probe and release."""
     if not MEASURED.is_file():
         return {}
     table = json.loads(MEASURED.read_text(encoding="utf-8"))

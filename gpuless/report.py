@@ -20,7 +20,6 @@ _STYLE: Mapping[Verdict, str] = {
 
 
 def table(results: Iterable[ProbeResult], title: str) -> Table:
-    """Return a table: probe, patch, expected, got, verdict."""
     caption = "backend: nccl (simulated); no GPU, no data between processes"
     shown = console_table(title, "probe", "patch", "expected", "got", "verdict", "seconds", caption=caption)
     for result in results:

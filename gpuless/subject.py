@@ -50,7 +50,6 @@ class Subject:
 
     @property
     def release(self) -> str:
-        """The release without its local part, e.g. "2.6.0"."""
         return self.version.partition("+")[0]
 
     @property

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build import record
-from build.archives import reading
-from build.errors import OverlayCheckError, UsageError
+from build.errors import OverlayCheckError, UsageError, reading
 from build.overlay import touched
 from build.overlay.symbols import demangle, exported, scoped_name
 

@@ -157,7 +157,6 @@ class Plan:
 
     @property
     def per_python(self) -> bool:
-        """Return whether the overlay is for one Python version."""
         return PYTHON in map(self.owners.of, self.units)
 
     @property

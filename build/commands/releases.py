@@ -28,7 +28,6 @@ def built(folder: Path) -> str:
 
 
 def proven(folder: Path) -> str:
-    """Return in words the test result of the wheels in `folder`."""
     tests, made = results.read(folder), record.read(folder)
     if tests is None:
         return "not tested"
@@ -43,7 +42,6 @@ def sources(release: Release) -> str:
 
 
 def patches(release: Release) -> str:
-    """Return the series of a release, each with its progress."""
     known = {name: manifests.load(manifests.folder(name)).release.get(release.version) for name in release.series}
     return ", ".join(f"{name}: {progress(entry).word}" for name, entry in known.items()) or Progress.NONE.word
 

@@ -15,7 +15,7 @@ import typer
 from build import paths
 from build.console import counted, note, step
 from build.errors import UsageError
-from build.wheelhouse import attestation, keyless, statement, trust
+from build.wheelhouse import attestation, signer, statement, trust
 from build.wheelhouse.gather import gathered
 from build.wheelhouse.mirror import fetch
 from build.wheelhouse.publish import DAYS, Request, publish
@@ -53,7 +53,7 @@ def wheelhouse(
     request = Request(every, into, _address("--url", url), builder=builder or _job(), life=life)
     request = replace(request, assets=_address("--assets", assets))
     if sigstore:
-        with keyless.signing() as attest:
+        with signer.keyless() as attest:
             _publish(replace(request, attest=attest, signed_by="sigstore"))
     else:
         _publish(_with_key(request, key))

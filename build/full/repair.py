@@ -26,8 +26,7 @@ from auditwheel.tools import dir2zip, zip2dir
 from auditwheel.wheeltools import rewrite_record
 from packaging.requirements import Requirement
 
-from build.archives import reading
-from build.errors import WheelError
+from build.errors import WheelError, reading
 from build.full.project import External, Project
 from build.overlay.model import Check
 from build.overlay.symbols import needed, run_path
@@ -85,7 +84,6 @@ def repair(project: Project, built: Path, libraries: Sequence[Path], provenance:
 
 
 def elves(tree: Path) -> list[Path]:
-    """Return the shared libraries and programs of a folder."""
     files = (path for path in sorted(tree.rglob("*")) if path.is_file() and not path.is_symlink())
     return [path for path, _ in elf_file_filter(files) if path.suffix not in (".o", ".a")]
 

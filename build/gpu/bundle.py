@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from build.archives import reading
-from build.errors import WheelError
+from build.errors import WheelError, reading
 from build.git import Git
 from build.gpu.run import MANIFEST, PACKAGES
 from build.paths import REPO, atomic_write, sweep

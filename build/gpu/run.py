@@ -88,7 +88,6 @@ def _candidates() -> Iterator[Path]:
 
 
 def examine(path: Path) -> Interpreter | None:
-    """Ask a Python what it has; None if it cannot be run."""
     command: list[str | Path] = [path, "-c", _ASK, "torch", *NEEDED]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True, cwd="/")

@@ -11,9 +11,8 @@ from typing import BinaryIO
 
 from packaging.utils import parse_wheel_filename
 
-from build.archives import reading
 from build.console import note, step
-from build.errors import DigestMismatchError, SourceError
+from build.errors import DigestMismatchError, SourceError, reading
 from build.official.index import IndexFile, wheels
 from build.official.transfer import RangeUnsupportedError, download, opened
 from build.paths import cache

@@ -73,7 +73,6 @@ def check_complete(inputs: Inputs, overlay: Path, units: Sequence[Object]) -> Ch
 
 
 def check_made_for(inputs: Inputs) -> Check:
-    """Check that the unpacked wheel is the one that the release pins."""
     have = build_id(inputs.lib / "libtorch_cuda.so")
     want = inputs.release.wheel.libtorch_cuda_build_ids.get(inputs.python, "none")
     detail = f"build id {have}" if have == want else f"build id {have or 'none'}, pinned {want}"

@@ -61,7 +61,6 @@ def said_flags(defines: Iterable[str]) -> tuple[str, ...]:
 
 
 def said_defines(flags: Iterable[str]) -> tuple[str, ...]:
-    """Return the defines from which `said_flags` made these flags."""
     return tuple(f"{flag[2:]}=0" if flag.startswith("-U") else flag[2:] for flag in flags)
 
 

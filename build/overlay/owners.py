@@ -140,7 +140,6 @@ def read(tree: Path, lists: str | None = None) -> Owners:
 
 
 def macros_of(unit: Path) -> frozenset[str]:
-    """Return the macros that a unit tests in its own text."""
     conditions = b" ".join(_TESTED.findall(unit.read_bytes())).decode("utf-8", "replace")
     return frozenset(re.findall(r"[A-Z_]\w+", conditions))
 

@@ -57,7 +57,6 @@ class _Symbol(NamedTuple):
 
     @property
     def begins(self) -> bool:
-        """Return whether a function or a variable begins here."""
         return self.kind in {_FUNCTION, _OBJECT}
 
 

@@ -198,7 +198,6 @@ def build_id(path: Path) -> str:
 
 
 def run_path(path: Path) -> str:
-    """Return the DT_RPATH or DT_RUNPATH of a library, empty when it has none."""
     with path.open("rb") as stream:
         dynamic = ELFFile(stream).get_section_by_name(".dynamic")
         for tag in dynamic.iter_tags() if dynamic else ():
@@ -208,7 +207,6 @@ def run_path(path: Path) -> str:
 
 
 def needed(path: Path) -> tuple[str, ...]:
-    """Return the DT_NEEDED entries of a library, in order."""
     with path.open("rb") as stream:
         dynamic = ELFFile(stream).get_section_by_name(".dynamic")
         return tuple(tag.needed for tag in dynamic.iter_tags("DT_NEEDED")) if dynamic else ()

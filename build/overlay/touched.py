@@ -59,7 +59,6 @@ class Text:
 
 
 def bare(source: str) -> str:
-    """Return a source text without comments."""
     return _COMMENT.sub(lambda found: found[1] or "", source)
 
 

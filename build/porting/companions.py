@@ -60,7 +60,6 @@ def hunks_of(patch: PatchFile) -> dict[Place, Hunk]:
 
 
 def placed_of(verdicts: Iterable[HunkVerdict]) -> list[Place]:
-    """Return the hunks that are put in."""
     return [
         (item.path, item.hunk)
         for item in verdicts
@@ -98,7 +97,6 @@ def _own(hunk: Hunk) -> set[bytes]:
 
 
 def defined(lines: Iterable[bytes]) -> set[bytes]:
-    """Return the names of the functions, classes and macros that lines define."""
     found = (match for line in lines if len(line) <= LONGEST and (match := _DEFINITION.match(line)))
     return {name for match in found for name in match.groups() if name}
 

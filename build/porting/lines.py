@@ -141,10 +141,8 @@ def similarity(a: Sequence[bytes], b: Sequence[bytes]) -> float:
 
 
 def imports_only(lines: Iterable[bytes]) -> bool:
-    """Return whether lines do nothing but make names known."""
     return all(_IMPORT.match(line) or not line.strip() for line in lines)
 
 
 def has_word(data: bytes, name: bytes) -> bool:
-    """Return whether a file has a name as a whole word, wherever that is."""
     return name in data and re.search(rb"\b%s\b" % re.escape(name), data) is not None

@@ -203,7 +203,6 @@ def _next_to_edited(alignment: Alignment, at: int, above: int | None) -> tuple[t
 
 
 def text(line: bytes) -> str:
-    """Return a line as messages show it."""
     return repr(norm(line)[:70].decode("utf-8", "replace"))
 
 

@@ -123,12 +123,10 @@ def exported(outcome: Outcome, names: Sequence[str]) -> list[Exported]:
 
 
 def reports(report: PortReport) -> list[Exported]:
-    """Return the files of a report."""
     return [Exported(MARKDOWN, to_markdown(report)), Exported(JSON, encode(report))]
 
 
 def summary(verdicts: Sequence[HunkVerdict]) -> str:
-    """Return the counts, e.g. `12 hunks: 8 clean, 4 offset`."""
     decided = [item for item in verdicts if item.method is Method.HUMAN and not item.verdict.needs_human]
     counts = Counter(item.verdict for item in verdicts if item not in decided)
     parts = [f"{counts[word]} {word.value}" for word in Verdict if counts[word]]

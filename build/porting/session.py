@@ -304,7 +304,6 @@ def commit_ports(git: Git, base: str, ports: Sequence[PatchPort]) -> tuple[Commi
 
 
 def stage(staged: Git, files: Mapping[str, FileState | None]) -> None:
-    """Put files into an index (None removes one)."""
     lines = []
     for path, state in files.items():
         if state is None:

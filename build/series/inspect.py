@@ -114,7 +114,6 @@ def _place(patch: PatchFile, item: HunkVerdict) -> str:
 
 
 def require_all_placed(patch: PatchFile, verdicts: list[HunkVerdict]) -> None:
-    """Raise PatchError for a patch with hunks that have no place."""
     if bad := [item for item in verdicts if item.verdict.needs_human]:
         lines = (f"{item.path} hunk {item.hunk}: {item.evidence}{_place(patch, item)}" for item in bad)
         raise PatchError(f"{patch.name} does not fit the tree", cause="\n".join(lines), remedy=NOT_THE_RELEASE)

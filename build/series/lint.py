@@ -166,7 +166,6 @@ def _first_difference(patch: PatchFile, other: bytes) -> str:
 
 
 def problems(patch: PatchFile, entry: PatchEntry) -> list[str]:
-    """Return the problems of a patch of this project, as sentences."""
     return [*_form(patch), *_fields(patch, entry), *_content(patch), *_headers(patch, entry)]
 
 

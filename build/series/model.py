@@ -62,7 +62,6 @@ class Hunk:
 
     @property
     def bare(self) -> bool:
-        """Return whether it has no context at all (`diff -U0`)."""
         return all(text[:1] != b" " for text in self.lines)
 
     @property
@@ -165,7 +164,6 @@ class PatchFile:
 
     @property
     def paths(self) -> frozenset[str]:
-        """Every path the patch touches, before and after."""
         return frozenset(p for c in self.changes for p in (c.old_path, c.new_path) if p is not None)
 
 

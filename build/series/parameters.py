@@ -126,7 +126,6 @@ def _given(texts: Iterable[str], known: Sequence[str]) -> dict[str, str]:
 
 
 def problems(parameters: Sequence[Parameter]) -> Iterator[str]:
-    """Yield what is wrong with the variables of a manifest, as sentences."""
     booleans = {item.name for item in parameters if item.type is Kind.BOOLEAN}
     earlier: dict[str, Kind] = {}
     for item in parameters:

@@ -67,7 +67,6 @@ def sign(statement: bytes, key: Ed25519PrivateKey) -> Attestation:
 
 
 def encode(item: Attestation) -> bytes:
-    """Return the object of PEP 740 with one attestation."""
     signed = {"statement": _base64(item.statement), "signature": _base64(item.signature)}
     attestation = {"version": 1, "verification_material": item.material, "envelope": signed}
     publisher = _job(item) or {"kind": item.publisher.value} | ({"keyid": item.keyid} if item.keyid else {})
@@ -134,7 +133,6 @@ def _from_bundle(whole: dict[str, Any]) -> Attestation:
 
 
 def bundle(item: Attestation) -> bytes:
-    """Return the bundle of a statement that is signed by sigstore."""
     given = {"certificate": {"rawBytes": item.material["certificate"]}}
     given["tlogEntries"] = item.material["transparency_entries"]
     if _TIMES in item.material:
@@ -145,7 +143,6 @@ def bundle(item: Attestation) -> bytes:
 
 
 def envelope(item: Attestation) -> bytes:
-    """Return the DSSE envelope of a statement that is signed with a plain key."""
     signatures = [{"keyid": item.keyid, "sig": _base64(item.signature)}]
     return record.encode({"payload": _base64(item.statement), "payloadType": PAYLOAD_TYPE, "signatures": signatures})
 

@@ -17,8 +17,7 @@ from build.console import counted
 from build.errors import ClaimError, ToolError, UsageError
 from build.paths import locked
 from build.record import BuildRecord
-from build.wheelhouse import contents
-from build.wheelhouse.model import Wheel
+from build.wheelhouse.model import Wheel, member, read_contents
 from build.wheels.archive import check_archive, check_digests
 from build.wheels.platforms import newer
 from build.wheeltest.results import TestRecord
@@ -131,7 +130,7 @@ def _wheel(path: Path, folder: _Folder) -> Wheel:
         want = ", ".join(sorted(claims))
         raise ClaimError(f"{path.name}: its SHA-256 is {digest}, the record of its build says {want}")
     made = claims.get(digest)
-    wheel = Wheel(path, contents.read(path), digest, path.stat().st_size, _yanked(path), made, ())
+    wheel = Wheel(path, read_contents(path), digest, path.stat().st_size, _yanked(path), made, ())
     if made is None:
         check_digests(path)
     else:
@@ -149,7 +148,7 @@ def check_claims(wheel: Wheel, made: BuildRecord) -> None:
         raise ClaimError(f"{wheel.name}: its build is one of {proven.version}")
     if newer(wheel.platform, proven.platform) != wheel.platform:
         raise ClaimError(f"{wheel.name}: the overlay in it needs {proven.platform}, the tag promises an older system")
-    if contents.member(wheel.path, record.EMBEDDED) != record.encode(proven):
+    if member(wheel.path, record.EMBEDDED) != record.encode(proven):
         raise ClaimError(f"{wheel.name}: its {record.EMBEDDED} is not what the record of its build says")
 
 

@@ -67,7 +67,6 @@ def column(item: Wheel) -> tuple[str, str]:
 
 
 def mark(item: Wheel) -> tuple[str, str, str, str]:
-    """Return the state of a wheel's proof."""
     if item.made is None:
         return FOREIGN
     if not item.tests:

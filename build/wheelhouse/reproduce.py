@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from build import pipeline, preflight, record, seals
-from build.archives import reading
-from build.errors import ClaimError, EnvironmentUnfitError
+from build.errors import ClaimError, EnvironmentUnfitError, reading
 from build.overlay import toolchain
 from build.overlay.model import Overlay
 from build.sources import SourceTree

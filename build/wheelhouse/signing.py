@@ -84,7 +84,6 @@ def public_key(path: Path) -> PublicKey:
 
 
 def parse_public(pem: bytes) -> PublicKey:
-    """Return the public key in `pem`; raise ValueError for anything else."""
     key = load_pem_public_key(pem)
     if not isinstance(key, Ed25519PublicKey):
         raise ValueError(f"{type(key).__name__} is not an ed25519 key")  # noqa: TRY004 - the text is wrong, not a type

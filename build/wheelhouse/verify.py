@@ -16,8 +16,9 @@ from build.record import Artifact, Provenance
 from build.releases import Release
 from build.series.manifest import patches_of
 from build.series.model import PatchFile
-from build.wheelhouse import attestation, contents, gather, statement
+from build.wheelhouse import attestation, gather, statement
 from build.wheelhouse.attestation import Attestation
+from build.wheelhouse.model import member, read_contents
 from build.wheelhouse.signer import Signer
 from build.wheelhouse.statement import Definition, Resource, Statement
 from build.wheels import sbom
@@ -73,7 +74,7 @@ class Subject:
 
     @property
     def distribution(self) -> str:
-        return str(contents.read(self.path).project)
+        return str(read_contents(self.path).project)
 
 
 def subject(path: Path, provenance: Path | None, signer: Signer) -> Subject:
@@ -142,7 +143,7 @@ def _archive(item: Subject) -> str:
 
 
 def _name(item: Subject) -> str:
-    found, proven = contents.read(item.path), item.proven
+    found, proven = read_contents(item.path), item.proven
     _require(proven.version, str(found.version))
     tag = found.tags.rpartition("-")[2]
     _require(newer(tag, proven.platform), tag)
@@ -150,14 +151,14 @@ def _name(item: Subject) -> str:
 
 
 def _embedded(item: Subject) -> str:
-    inside = contents.member(item.path, record.EMBEDDED)
+    inside = member(item.path, record.EMBEDDED)
     _require(record.encode(item.proven).decode(), (inside or b"(none)").decode("utf-8", "replace"))
     return f"{record.EMBEDDED} says the same"
 
 
 def _sbom(item: Subject) -> str:
     want = sbom.document(item.distribution, item.proven, item.official)
-    _require(want.decode(), (contents.member(item.path, str(sbom.PLACE)) or b"(none)").decode("utf-8", "replace"))
+    _require(want.decode(), (member(item.path, str(sbom.PLACE)) or b"(none)").decode("utf-8", "replace"))
     return str(sbom.PLACE)
 
 
@@ -235,7 +236,6 @@ _OF_ALL = ("signature", "SHA-256 of the wheel", "members of the wheel", "copies 
 
 
 def failing(item: Subject, claim: str, error: ClaimError) -> ClaimError:
-    """Return the error that names the claim which fails."""
     cause = "\n".join(filter(None, (error.what, error.cause)))
     remedy = error.remedy or "do not use the wheel, unless you know why; check with the commit that built it"
     return ClaimError(f"{item.path.name}: the first claim that fails is: {claim}", cause=cause, remedy=remedy)

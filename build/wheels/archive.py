@@ -11,8 +11,7 @@ import zlib
 from pathlib import Path
 from typing import BinaryIO
 
-from build.archives import reading
-from build.errors import WheelError
+from build.errors import WheelError, reading
 
 _BLOCK = 1 << 20
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")

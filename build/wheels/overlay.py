@@ -8,8 +8,7 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from build.archives import reading
-from build.errors import WheelError
+from build.errors import WheelError, reading
 from build.overlay.model import Overlay
 from build.paths import REPO, atomic_write, sweep
 from build.releases import Release

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from packaging.utils import parse_wheel_filename
 
-from build.archives import reading
-from build.errors import DigestMismatchError, EnvironmentUnfitError, WheelError
+from build.errors import DigestMismatchError, EnvironmentUnfitError, WheelError, reading
 from build.overlay.model import Overlay
 from build.overlay.symbols import needed
 from build.paths import atomic_write, sweep
@@ -73,7 +72,6 @@ def _needed_first(soname: str) -> Callable[[bytes], bytes]:
 
 
 def platform_of(official: Path) -> str:
-    """Return the platform tag of the official wheel."""
     return min(str(tag.platform) for tag in parse_wheel_filename(official.name)[3])
 
 

@@ -46,7 +46,6 @@ def _glibc(tag: str) -> tuple[int, int]:
 
 
 def newer(first: str, second: str) -> str:
-    """Return the tag that needs the newer system."""
     return max(first, second, key=_glibc)
 
 

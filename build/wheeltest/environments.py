@@ -75,7 +75,6 @@ def install_built(python: Path, wheels: list[Path]) -> None:
 
 
 def installed(python: Path) -> tuple[str, ...]:
-    """Return what an environment has, `name==version`, sorted."""
     done = run([uv.find_uv_bin(), "pip", "freeze", "--quiet", "--python", python], timeout=60)
     return tuple(sorted(done.stdout.decode().split("\n")[:-1]))
 

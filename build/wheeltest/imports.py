@@ -20,9 +20,8 @@ from pathlib import Path
 from auditwheel.elfutils import elf_find_versioned_symbols
 from elftools.elf.elffile import ELFFile
 
-from build.archives import reading
 from build.console import step
-from build.errors import OverlayCheckError
+from build.errors import OverlayCheckError, reading
 from build.official.facts import needs
 from build.overlay.runtime import Export, stub
 from build.overlay.symbols import dynamic, exported, needed

@@ -21,7 +21,6 @@ SYSTEM_ERROR = 2  # ncclSystemError: an error that every release can convert
 
 
 def failing(name: str, patch: Patch, title: str, fires: tuple[str, ...] = CALLS, **args: object) -> Probe:
-    """Return a probe of an operation whose NCCL call fails."""
     return Probe(name, patch, title, "sync_failure", args, fires=fires, evidence="terminate called")
 
 

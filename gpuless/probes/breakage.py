@@ -46,7 +46,6 @@ def pair(backend: str = "classic", timeout: datetime.timedelta = TIMEOUT) -> tup
 
 
 def raising(got: object) -> str:
-    """Return the outcome of a call that has to raise."""
     return {"returned": "NO_EXCEPTION", "no answer": "STALLED"}.get(str(got), "OK")
 
 
@@ -121,5 +120,4 @@ class Call:
 
 
 def answer(call: Callable[[], object], seconds: float = _PATIENCE) -> str:
-    """Return what an application's call gets, see `Call`."""
     return Call(call).answer(seconds)

@@ -53,7 +53,6 @@ def _wait_inside(work: TorchObject) -> Call:
 
 
 def abort_of(group: TorchObject) -> Callable[[], object]:
-    """Return the method by which a user aborts a process group."""
     names = ("abort", "_shutdown", "_abort")
     way: Callable[[], object] = next(getattr(group, name) for name in names if hasattr(group, name))
     return way

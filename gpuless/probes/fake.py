@@ -64,7 +64,6 @@ def hanging(site: str) -> int:
 
 
 def launched() -> int:
-    """Return how many NCCL operations reached a stream."""
     return int(library.gpuless_total(0))
 
 
@@ -74,7 +73,6 @@ def misused() -> int:
 
 
 def streams() -> int:
-    """Return how many streams there are."""
     return int(library.gpuless_total(5))
 
 
@@ -84,7 +82,6 @@ def depth() -> int:
 
 
 def comms() -> int:
-    """Return how many communicators were made."""
     return int(library.gpuless_comm_count())
 
 

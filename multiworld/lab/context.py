@@ -54,7 +54,6 @@ class Context:
         self._post(Mark(name, time.monotonic(), value))
 
     def send(self, value: Any) -> None:
-        """Give ``Worker.recv`` a value."""
         self.mark(SAID, value)
 
     def recv(self, timeout: float = 30.0) -> Any:

@@ -78,14 +78,12 @@ class Injector:
         return self.record(fault, worker.name, at, f"pid {worker.pid} reaped with {got}")
 
     def freeze(self, worker: Worker) -> Fired:
-        """Stop all threads of ``worker`` (SIGSTOP)."""
         at = time.monotonic()
         os.kill(worker.pid, signal.SIGSTOP)
         proof = proven(lambda: _all_in(worker.pid, "T"), f"the stop of {worker.name}")
         return self.record("freeze", worker.name, at, proof)
 
     def thaw(self, worker: Worker) -> Fired:
-        """Let a stopped ``worker`` go on (SIGCONT)."""
         at = time.monotonic()
         os.kill(worker.pid, signal.SIGCONT)
         proof = proven(lambda: None if "T" in thread_states(worker.pid).values() else "no thread stopped", "the thaw")

@@ -157,7 +157,6 @@ class Worker:
             raise VanishedError(f"worker {self.name} (pid {self.pid}) had ended with {code}")
 
     def close(self) -> None:
-        """Let the worker end by itself."""
         self._channel.close()
 
     def _marked(self, name: str) -> Mark | None:
@@ -236,7 +235,6 @@ class WorkerPool:
             raise VanishedError(f"the forkserver did not start: {log and log.read_text(errors='replace')[-2000:]}")
 
     def worker(self, name: str = "") -> Worker:
-        """Start a worker that runs one function after the other in an event loop."""
         ours, theirs = Pipe()
         name = name or f"worker-{next(self._numbers)}"
         with theirs:

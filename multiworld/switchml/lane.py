@@ -124,7 +124,6 @@ class Lane:
         self._thread.start()
 
     def submit(self, tensor: torch.Tensor) -> SwitchWork:
-        """Begin the all-reduce of one tensor, in place."""
         work = SwitchWork(tensor)
         with self._lock:
             if self._closed:

@@ -47,7 +47,6 @@ def _compare(pair: list[Worker], name: str, nbytes: int, turns: int, rounds: int
 
 
 def figures(comparisons: tuple[Comparison, ...]) -> list[Figure]:
-    """The promises about latency and throughput."""
     found = []
     for row in comparisons:
         if row.operation.startswith("round trip") and row.nbytes in (4, 400_000):

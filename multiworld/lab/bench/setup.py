@@ -42,5 +42,4 @@ class Setup:
 def everywhere(
     workers: Sequence[Worker], function: Callable[..., Any], *args: Any, timeout: float = 180.0
 ) -> list[Any]:
-    """Run ``function`` in all workers at once; their results."""
     return [call.result(timeout) for call in [worker.start(function, *args) for worker in workers]]
