@@ -7,7 +7,7 @@ from functools import cache
 
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
-from build.official.transfer import local_path, unreachable
+from build.official.urls import local_path, unreachable
 
 
 @dataclass(frozen=True, slots=True)

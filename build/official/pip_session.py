@@ -24,7 +24,7 @@ from pip._vendor.urllib3.exceptions import HTTPError
 
 from build.console import log, note
 from build.errors import EnvironmentUnfitError, SourceError
-from build.official.transfer import local_path, shown, unreachable
+from build.official.urls import local_path, shown, unreachable
 
 ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
 #: A session raises one of these when a connection fails or breaks; which one depends on the version of pip.

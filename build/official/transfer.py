@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
-from urllib.parse import unquote, urlsplit
 
 from build.console import log, note, progress
-from build.errors import DigestMismatchError, EnvironmentUnfitError, SourceError
+from build.errors import DigestMismatchError, SourceError
+from build.official.urls import local_path, shown, unreachable
 from build.paths import clear
 from build.seals import sha256_of
 
@@ -204,22 +204,3 @@ def download(url: str, final: Path, sha256: str) -> Path:
     clear(final)
     part.replace(final)
     return final
-
-
-def local_path(url: str) -> Path | None:
-    parts = urlsplit(url)
-    return Path(unquote(parts.path)) if parts.scheme == "file" else None
-
-
-def shown(url: str) -> str:
-    """Return `url` without credentials, for messages."""
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment="").geturl()
-
-
-def unreachable(url: str, error: Exception) -> EnvironmentUnfitError:
-    reason = str(error.__cause__ or error.__context__ or error) or type(error).__name__
-    remedy = "check the network and pip's `index-url` and `proxy` settings (`pip config list`)"
-    if "certificate" in reason.lower():
-        remedy = "set pip's `cert`, `client-cert` or `trusted-host` (`pip config list` shows them)"
-    return EnvironmentUnfitError(f"{shown(url)} cannot be reached: {reason}", remedy=remedy)

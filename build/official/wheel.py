@@ -11,7 +11,8 @@ from build import leases
 from build.console import note, step
 from build.errors import DigestMismatchError, EnvironmentUnfitError, SourceError, WheelError, reading
 from build.official.index import IndexFile, wheels
-from build.official.transfer import download, local_path
+from build.official.transfer import download
+from build.official.urls import local_path
 from build.paths import cache, locked
 from build.releases import Release
 from build.seals import built, is_file, sha256_of

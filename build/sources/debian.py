@@ -9,7 +9,8 @@ from pathlib import Path
 
 from build.console import step
 from build.errors import SourceError
-from build.official.transfer import check_digest, shown
+from build.official.transfer import check_digest
+from build.official.urls import shown
 from build.process import run
 from build.releases import DebianSource, Release
 from build.sources.importer import SourceFiles, cache_path, cached_tree

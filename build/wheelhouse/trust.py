@@ -21,7 +21,7 @@ from packaging.utils import parse_wheel_filename
 
 from build import record, seals
 from build.errors import ClaimError, UsageError
-from build.official.transfer import shown
+from build.official.urls import shown
 from build.paths import atomic_write, locked
 from build.wheelhouse import attestation
 from build.wheelhouse.attestation import SUFFIX

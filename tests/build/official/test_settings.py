@@ -16,7 +16,8 @@ import pytest
 from build.errors import EnvironmentUnfitError, SourceError
 from build.official import pip_session
 from build.official.index import files
-from build.official.transfer import download, local_path
+from build.official.transfer import download
+from build.official.urls import local_path
 from tests.build.official.settings import forget
 
 from .server import Index, serving

@@ -14,7 +14,8 @@ import pytest
 
 from build.errors import DigestMismatchError, EnvironmentUnfitError, SourceError
 from build.official import transfer
-from build.official.transfer import RangeUnsupportedError, download, opened, shown
+from build.official.transfer import RangeUnsupportedError, download, opened
+from build.official.urls import shown
 from build.paths import REPO
 
 from .server import Index, make_wheel
