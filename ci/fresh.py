@@ -57,11 +57,7 @@ def readme(text: str) -> tuple[list[str], list[str]]:
 
 
 def _check() -> None:
-    """Check that a bare system can be made here.
-
-    Raises:
-        EnvironmentUnfitError: a program is missing, or this user may not make namespaces.
-    """
+    """Raise EnvironmentUnfitError if a program is missing, or this user may not make namespaces."""
     if missing := [name for name in ("debootstrap", "unshare", "apt-get") if shutil.which(name) is None]:
         what = f"a bare system cannot be made without {' and '.join(missing)}"
         raise EnvironmentUnfitError(what, remedy="on Debian and Ubuntu: apt-get install debootstrap util-linux")

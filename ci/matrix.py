@@ -42,9 +42,8 @@ def rows(repo: Path = REPO, releases: tuple[str, ...] = ()) -> list[dict[str, st
 
 def _ported(repo: Path, version: str, entry: dict[str, Any]) -> bool:
     """Tell if every series of a release has all its patches for it: a manifest names those that are missing."""
-    texts = [
-        (repo / "patches" / name / "manifest.toml").read_text(encoding="utf-8") for name in entry.get("series", [])
-    ]
+    paths = (repo / "patches" / name / "manifest.toml" for name in entry.get("series", []))
+    texts = [path.read_text(encoding="utf-8") for path in paths]
     manifests = [tomllib.loads(text).get("release", {}).get(version) for text in texts]
     return bool(manifests) and all(found and found.get("patches") and not found.get("missing") for found in manifests)
 

@@ -135,11 +135,8 @@ def _compile_all(subject: Subject, compiler: list[str], part: Path) -> None:
         hidden = part / "hidden.map"
         hidden.write_text(f"{{ local: {' '.join(f'{name};' for name in sorted(more))} }};\n", encoding="utf-8")
         _run([*command, f"-Wl,--version-script={hidden}"])
-    generated = {
-        "libgpuless_rest.so": _missing_source(subject, imitation),
-        "libcuda.so.1": _driver_source(subject),
-    }
-    for name, text in generated.items():
+    rest = _missing_source(subject, imitation)
+    for name, text in (("libgpuless_rest.so", rest), ("libcuda.so.1", _driver_source(subject))):
         source = part / f"{name.partition('.')[0]}.c"
         source.write_text(text, encoding="utf-8")
         # `-w`: some names are compiler built-ins with other arguments, which do not matter here.
@@ -207,12 +204,7 @@ def _excess(subject: Subject, imitation: Path) -> frozenset[str]:
 
 
 def _missing_source(subject: Subject, imitation: Path) -> str:
-    """Return C text with a failing, counting stub for each function of CUDA and NCCL that is not imitated.
-
-    Args:
-        subject: the probed interpreter.
-        imitation: the compiled imitation, whose functions are left out.
-    """
+    """Return C text with a failing, counting stub for each function of CUDA and NCCL that is not imitated."""
     cuda = exported(subject.cudart, "cuda") - exported(imitation, "cuda") - _PASSED_THROUGH
     nccl = exported(subject.nccl, "nccl") - exported(imitation, "nccl")
     lines = [

@@ -103,8 +103,6 @@ def refuse(path: Path | None, tree: Path, units: Collection[str], name: str) -> 
         lines += [f"and {len(shared) - _MOST_SHOWN} more symbols"] if len(shared) > _MOST_SHOWN else []
         lines += [f"both recompile {unit}" for unit in common]
         none = "no unit that the patch changes is in both, but torch's libraries are bound to one overlay only"
-        raise OverlayCheckError(
-            f"{present.name} is there already, and {name} would not be in force beside it",
-            cause="\n".join(lines or [none]),
-            remedy="build the patches of both together, --patches FOLDER; or leave --beside out, to replace that one",
-        )
+        what = f"{present.name} is there already, and {name} would not be in force beside it"
+        remedy = "build the patches of both together, --patches FOLDER; or leave --beside out, to replace that one"
+        raise OverlayCheckError(what, cause="\n".join(lines or [none]), remedy=remedy)

@@ -100,11 +100,10 @@ def parse(text: str, cuda: str) -> Targets:
     known = {item.capability: item for item in TABLE if item.known_to(cuda)}
     refused = [word for word in words if word.removesuffix("+PTX") not in known]
     if not words or refused:
-        raise UsageError(
-            f"CUDA {cuda} does not compile for {', '.join(refused) or 'an empty list'}",
-            cause="\n".join(_why(word, every) for word in refused) or "no architecture was named",
-            remedy="it knows " + ", ".join(f"{item.capability} ({item.gpus})" for item in known.values()),
-        )
+        what = f"CUDA {cuda} does not compile for {', '.join(refused) or 'an empty list'}"
+        cause = "\n".join(_why(word, every) for word in refused) or "no architecture was named"
+        remedy = "it knows " + ", ".join(f"{item.capability} ({item.gpus})" for item in known.values())
+        raise UsageError(what, cause=cause, remedy=remedy)
     return tuple(dict.fromkeys(Target(known[word.removesuffix("+PTX")], word.endswith("+PTX")) for word in words))
 
 

@@ -28,10 +28,8 @@ class CompilerCache(str, Enum):
         """Return the program that `auto` stands for on this machine."""
         if self is not CompilerCache.AUTO:
             return self
-        return next(
-            (item for item in (CompilerCache.CCACHE, CompilerCache.SCCACHE) if shutil.which(item.value)),
-            CompilerCache.NONE,
-        )
+        there = (item for item in (CompilerCache.CCACHE, CompilerCache.SCCACHE) if shutil.which(item.value))
+        return next(there, CompilerCache.NONE)
 
     def problem(self) -> str:
         """Return why it cannot be used; empty if it can."""
@@ -54,11 +52,8 @@ def running(chosen: CompilerCache) -> Iterator[Mapping[str, str]]:
         yield {**launchers, "CCACHE_DIR": str(folder), "CCACHE_MAXSIZE": _SIZE}
         return
     # A server of this build's own: one that is there already has other settings.
-    own = {
-        "SCCACHE_DIR": str(folder),
-        "SCCACHE_CACHE_SIZE": _SIZE,
-        "SCCACHE_SERVER_UDS": str(folder / f"{os.getpid()}.sock"),
-    }
+    socket = str(folder / f"{os.getpid()}.sock")
+    own = {"SCCACHE_DIR": str(folder), "SCCACHE_CACHE_SIZE": _SIZE, "SCCACHE_SERVER_UDS": socket}
     try:
         yield {**launchers, **own}
     finally:

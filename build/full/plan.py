@@ -80,10 +80,8 @@ def make(project: Project, kind: Kind, caching: CompilerCache, asked: int | None
         missing.append("git is not on PATH: install it")
     free = shutil.disk_usage(cache()).free
     if free < project.disk:
-        missing.append(
-            f"{cache()} has {free / _GIB:.0f} GiB free, {project.disk / _GIB:.0f} GiB are needed: "
-            "free disk space, or set MULTIWORLD_CACHE to a folder on another disk"
-        )
+        remedy = "free disk space, or set MULTIWORLD_CACHE to a folder on another disk"
+        missing.append(f"{cache()} has {free / _GIB:.0f} GiB free, {project.disk / _GIB:.0f} GiB are needed: {remedy}")
     return Plan(project, kind, caching, _rows(project), at_once, project.tree is not None, free, tuple(missing))
 
 

@@ -139,11 +139,7 @@ def _ways(cuda: str) -> str:
 
 
 def _check_nvcc(nvcc: Path, cuda: str) -> str:
-    """Return nvcc's version line.
-
-    Raises:
-        EnvironmentUnfitError: it does not run, or its version is not `cuda`.
-    """
+    """Return nvcc's version line; raise EnvironmentUnfitError if it does not run, or its version is not `cuda`."""
     done = run([nvcc, "--version"], timeout=60)
     found = re.search(r"release (\d+\.\d+), (V[\d.]+)", done.stdout.decode("utf-8", "replace"))
     if found is None:

@@ -86,11 +86,7 @@ def update(place: Workspace, sources: Sources, patched: AppliedTree) -> None:
 
 
 def _put_submodule(origin: Path, target: Path, entry: Entry) -> None:
-    """Copy a submodule with those in it, without their repositories.
-
-    Raises:
-        SourceError: it is not checked out, or is at another commit.
-    """
+    """Copy a submodule with those in it, without their repositories; SourceError unless it is at its commit."""
     found = Git(origin).call("rev-parse", "HEAD", "--show-prefix") if origin.is_dir() else None
     here, _, prefix = (found.stdout.decode() if found else "").partition("\n")
     if prefix.strip() or here != entry.blob:

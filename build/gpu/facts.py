@@ -53,10 +53,8 @@ def _devices(torch: ModuleType) -> tuple[list[dict[str, object]], str]:
     except (RuntimeError, AssertionError) as error:
         return [], str(error).strip().partition("\n")[0]
     found = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
-    return [
-        {"name": item.name, "memory_MiB": item.total_memory >> 20, "capability": f"{item.major}.{item.minor}"}
-        for item in found
-    ], ""
+    rows = [(item.name, item.total_memory >> 20, f"{item.major}.{item.minor}") for item in found]
+    return [{"name": name, "memory_MiB": memory, "capability": level} for name, memory, level in rows], ""
 
 
 def _nccl(torch: ModuleType) -> str | None:

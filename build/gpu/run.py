@@ -140,9 +140,8 @@ class Order:
 
 def parsed(arguments: list[str]) -> Order:
     """Read the command line; what is not ours goes to pytest."""
-    parser = argparse.ArgumentParser(
-        prog="run.py", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="run.py", description=__doc__, allow_abbrev=False, formatter_class=form)
     default = Path(os.environ.get("OUT") or CHECKOUT / "dist" / "gpu")
     parser.add_argument("--out", type=Path, default=default, help="folder of the results")
     parser.add_argument("--python", type=Path, help="the Python that has torch")

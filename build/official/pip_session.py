@@ -43,11 +43,7 @@ class _Notes(logging.Handler):
 
 @cache
 def _pip() -> tuple[DownloadCommand, Values]:
-    """Return pip's `download` command with its options from pip's configuration files and variables.
-
-    Raises:
-        EnvironmentUnfitError: the configuration cannot be read; pip has printed why.
-    """
+    """Return pip's `download` command with its options; EnvironmentUnfitError if they are wrong: pip prints why."""
     command = DownloadCommand("download", "")
     try:
         options, _ = command.parse_args([])

@@ -65,10 +65,8 @@ class Definers:
         mention = re.compile(unqualified, re.M)
         literal, word = scoped_name(demangled)[1].encode(), re.compile(whole)
         texts = {path: text for path, text in self._texts.items() if literal in text and word.search(text)}
-        ranks = {
-            path: tuple(pattern.search(text) is None for pattern in (body, qualified, variable, mention))
-            for path, text in texts.items()
-        }
+        patterns = (body, qualified, variable, mention)
+        ranks = {path: tuple(item.search(text) is None for item in patterns) for path, text in texts.items()}
         fit = (path for path in sorted(ranks, key=lambda path: (ranks[path], path)) if not all(ranks[path]))
         return list(fit)[:_MOST_TRIED]
 

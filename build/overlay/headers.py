@@ -197,11 +197,9 @@ def check_headers(inputs: Inputs) -> Check:
     installed = [path for path in changed if (inputs.include / layout.installed(path)).is_file()]
     found = {path: lines for path in installed if (lines := _differing(inputs, path))}
     if found and not inputs.extensions_rebuilt:
-        raise NeedsFullBuildError(
-            "the patch changes what extensions have compiled in of installed headers",
-            cause="\n".join([*(f"{path}: {line}" for path in found for line in found[path]), _WHO]),
-            remedy=_REMEDY,
-        )
+        cause = "\n".join([*(f"{path}: {line}" for path in found for line in found[path]), _WHO])
+        what = "the patch changes what extensions have compiled in of installed headers"
+        raise NeedsFullBuildError(what, cause=cause, remedy=_REMEDY)
     said = [f"every extension that includes {path} must be compiled anew: {'; '.join(found[path])}" for path in found]
     same = f"{counted(len(installed) - len(found), 'changed header')} as extensions have compiled it in"
     return Check("extensions see no other layout, body or value", True, "; ".join([*said, same]))

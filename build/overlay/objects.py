@@ -139,10 +139,8 @@ def _require_decided(inputs: Inputs, unit: str, includes: Iterable[str] = ()) ->
     headers = [roots[label] / path for label, _, path in parts if label in roots and is_header(path)]
     if open_macros := undecided(inputs, unit, headers or [inputs.tree / unit]):
         names, what = ", ".join(open_macros), "includes headers that test" if headers else "tests"
-        raise CompileError(
-            f"{unit} {what} macros that the release sets under conditions: {names}",
-            remedy="say it for each: --define NAME=1 or --define NAME=0; `torch.__config__.show()` helps to know",
-        )
+        remedy = "say it for each: --define NAME=1 or --define NAME=0; `torch.__config__.show()` helps to know"
+        raise CompileError(f"{unit} {what} macros that the release sets under conditions: {names}", remedy=remedy)
 
 
 def _require_own_flags(inputs: Inputs, unit: str) -> None:

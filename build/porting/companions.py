@@ -60,11 +60,8 @@ def hunks_of(patch: PatchFile) -> dict[Place, Hunk]:
 
 
 def placed_of(verdicts: Iterable[HunkVerdict]) -> list[Place]:
-    return [
-        (item.path, item.hunk)
-        for item in verdicts
-        if item.hunk > 0 and not item.verdict.needs_human and item.verdict is not Verdict.UPSTREAM
-    ]
+    found = (item for item in verdicts if item.hunk > 0 and item.verdict is not Verdict.UPSTREAM)
+    return [(item.path, item.hunk) for item in found if not item.verdict.needs_human]
 
 
 def _of_many(placed: Sequence[Place], upstream: Sequence[Place], every: int) -> dict[Place, str]:

@@ -12,7 +12,7 @@ from itertools import zip_longest
 
 from build.porting import companions
 from build.porting.fileport import ChangePort, Context, Files, port_change, prepare
-from build.porting.markers import Labels
+from build.porting.groups import Labels
 from build.porting.moved_files import Finder
 from build.porting.trees import Layer, Tree
 from build.series.model import HunkVerdict, Method, PatchFile, Verdict

@@ -12,9 +12,8 @@ from build.git import Git
 from build.porting import functions
 from build.porting.alignment import KEPT, Alignment, align, align_all, text_of
 from build.porting.functions import moved_away, port_moved
-from build.porting.groups import Placed, split
+from build.porting.groups import Labels, Placed, conflict, split
 from build.porting.lines import tokens
-from build.porting.markers import Labels, conflict
 from build.porting.moved_files import Finder
 from build.porting.placement import REACH
 from build.porting.textport import TextPort, port_text

@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from build.porting.alignment import KEPT, Alignment, align, align_all
 from build.porting.already_upstream import only_moved
 from build.porting.echoes import echo
-from build.porting.groups import Placed
+from build.porting.groups import Placed, Region, region
 from build.porting.hunks import port_hunk, rigid
 from build.porting.lines import distinctive, end_of, headings
-from build.porting.markers import Region, region
 from build.porting.placement import REACH, HunkResult, added_elsewhere, text
 from build.series.model import Method, Verdict
 

@@ -97,13 +97,9 @@ class Finder:
     def _changed(self, path: str) -> _Pool:
         kind = f"{path.startswith(_VENDORED)} {posixpath.splitext(path)[1]}"
         if kind not in self._changed_ones:
-            old = self.old.entries
-            names = [
-                name
-                for name, entry in self.new.entries.items()
-                if (name not in old or old[name].blob != entry.blob) and alike(path, name)
-            ]
-            self._changed_ones[kind] = _Pool(self._read(names))
+            old, new = self.old.entries, self.new.entries
+            changed = (name for name, entry in new.items() if name not in old or old[name].blob != entry.blob)
+            self._changed_ones[kind] = _Pool(self._read([name for name in changed if alike(path, name)]))
         return self._changed_ones[kind]
 
     def _read(self, names: Sequence[str]) -> dict[str, bytes]:

@@ -22,8 +22,7 @@ from build.porting.fileport import Files
 from build.porting.trees import FileState, Tree
 from build.seals import read_record, write_record
 from build.series.apply import changed_paths, key_of
-from build.series.checkout import new_repository, replacing
-from build.series.commits import export_diff, export_stat
+from build.series.commits import export_diff, export_stat, new_repository, replacing
 from build.series.model import PatchFile
 
 _STATE = "state.json"
@@ -218,16 +217,9 @@ def _remove(folder: Path) -> None:
 
 
 def _take_up(git: Git, edit: Sequence[str], left: str, *, drop: bool) -> str:
-    """Return the id of the tree that a person made of a checkout; it is written to the repository.
+    """Return the id of the tree that a person made of a checkout, whose placed hunks are staged.
 
-    Args:
-        git: the checkout; what was placed is staged in it.
-        edit: the files that were to be edited.
-        left: id of the tree as it was left for the person.
-        drop: keep the new tree's side of every conflict instead.
-
-    Raises:
-        UsageError: markers are left, nothing was decided, or other files were changed without being staged.
+    Raise UsageError for markers, for other changed files, and if it is still `left`. `drop` keeps the new tree's sides.
     """
     # The files with unstaged changes, and the untracked files.
     git.call("update-index", "--refresh", "-q")

@@ -10,10 +10,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 from build.git import Git
-from build.porting import markers
 from build.porting.alignment import Alignment, align, text_of
 from build.porting.functions import conflict_of, port_in_function, port_moved
-from build.porting.groups import Edit, Placed, apply_edits, split
+from build.porting.groups import Edit, Labels, Placed, Region, apply_edits, mark, merged, split
 from build.porting.hunks import context_changes, port_hunk
 from build.porting.lines import norm
 from build.porting.placement import HunkResult, human
@@ -45,7 +44,7 @@ def port_text(
     base: bytes,
     ours: bytes,
     hunks: Sequence[Hunk],
-    labels: markers.Labels,
+    labels: Labels,
     suspects: Mapping[int, str] = MappingProxyType({}),
 ) -> TextPort:
     """Port the hunks of one file; `suspects` are those (from 0) that are left to a human, and why."""
@@ -55,7 +54,7 @@ def port_text(
     conflicts, results = _conflicts(alignment, located, results)
     edits = [edit for result in results for edit in result.edits]
     done = b"".join(apply_edits(alignment.ours, edits))
-    marks = [markers.mark(alignment, items, area, labels) for area, items in conflicts]
+    marks = [mark(alignment, items, area, labels) for area, items in conflicts]
     marked = b"".join(apply_edits(alignment.ours, [*edits, *marks]))
     return TextPort(done, marked, tuple(results), tuple(_line(result, edits) for result in results))
 
@@ -142,13 +141,13 @@ def _apart(results: list[HunkResult]) -> list[HunkResult]:
 
 def _conflicts(
     alignment: Alignment, located: Sequence[Placed | None], results: list[HunkResult]
-) -> tuple[list[tuple[markers.Region, list[Placed]]], list[HunkResult]]:
+) -> tuple[list[tuple[Region, list[Placed]]], list[HunkResult]]:
     """Return the regions to mark; hunks placed inside one are left to the human as well."""
     final = list(results)
     while True:
         pairs = zip(located, final, strict=True)
         open_ones = [placed for placed, result in pairs if placed and result.verdict is Verdict.CONFLICT]
-        joined = markers.merged([(conflict_of(alignment, placed), placed) for placed in open_ones])
+        joined = merged([(conflict_of(alignment, placed), placed) for placed in open_ones])
         inside = [
             number
             for number, result in enumerate(final)

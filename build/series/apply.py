@@ -15,8 +15,7 @@ import msgspec
 from build.errors import PatchError, SourceError, UsageError
 from build.git import SYMLINK, Git
 from build.seals import read_record, write_record
-from build.series.checkout import new_repository, replacing
-from build.series.commits import commit_patch
+from build.series.commits import commit_patch, new_repository, replacing
 from build.series.inspect import NOT_THE_RELEASE, inspect, require_all_placed
 from build.series.model import ChangeKind, HunkVerdict, PatchFile
 
@@ -195,9 +194,6 @@ def changed_paths(git: Git, base: str, head: str) -> tuple[ChangedPath, ...]:
         old_mode, new_mode, old_blob, new_blob, status = meta.lstrip(":").split(" ")
         old_path = next(parts)
         path = next(parts) if status[0] in "RC" else old_path
-        found.append(
-            ChangedPath(
-                path, _STATUS.get(status[0], ChangeKind.MODIFIED), old_path, old_mode, new_mode, old_blob, new_blob
-            )
-        )
+        kind = _STATUS.get(status[0], ChangeKind.MODIFIED)
+        found.append(ChangedPath(path, kind, old_path, old_mode, new_mode, old_blob, new_blob))
     return tuple(found)

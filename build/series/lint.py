@@ -11,8 +11,7 @@ from build.errors import PatchError, ReleaseDataError, ToolError
 from build.git import Git
 from build.series import manifest as manifests
 from build.series.apply import commit_patches
-from build.series.checkout import new_repository
-from build.series.commits import export_series
+from build.series.commits import export_series, new_repository
 from build.series.manifest import REPORTS, Manifest, PatchEntry
 from build.series.model import ChangeKind, PatchFile, Verdict
 from build.series.parameters import places, unplaced

@@ -60,9 +60,8 @@ def folder_files(top: Path, need: TreePurpose) -> Iterator[tuple[str, os.stat_re
         relative = os.path.relpath(folder, top)
         prefix = "" if relative == "." else relative + "/"
         links = [name for name in subfolders if os.path.islink(os.path.join(folder, name))]  # noqa: PTH114, PTH118
-        subfolders[:] = sorted(
-            name for name in subfolders if name != ".git" and name not in links and wanted(prefix + name + "/x", need)
-        )
+        real = sorted(set(subfolders) - {".git", *links})
+        subfolders[:] = [name for name in real if wanted(prefix + name + "/x", need)]
         for name in sorted([*names, *links]):
             if name != ".git" and wanted(prefix + name, need):
                 yield prefix + name, os.lstat(os.path.join(folder, name))  # noqa: PTH118

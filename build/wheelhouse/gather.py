@@ -81,10 +81,8 @@ def _gather(folders: Sequence[Path]) -> tuple[Wheel, ...]:
             places = "\n".join(f"  {item.sha256} {item.path}" for item in wheels)
             problems.append(f"{len(wheels)} wheels are called {name}, with different bytes:\n{places}")
     if problems:
-        raise ClaimError(
-            f"nothing is published, {counted(len(problems), 'problem')}:\n- " + "\n- ".join(problems),
-            remedy="build again, or take these files out of the folders",
-        )
+        what = f"nothing is published, {counted(len(problems), 'problem')}:\n- " + "\n- ".join(problems)
+        raise ClaimError(what, remedy="build again, or take these files out of the folders")
     if not found:
         raise UsageError("there is no wheel to publish", remedy="`nox -s build-2.6.0`, or name a folder with wheels")
     return tuple(_merged(found[name]) for name in sorted(found))

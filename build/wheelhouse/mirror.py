@@ -47,11 +47,9 @@ def _pins(wheels: Sequence[Wheel], python: str) -> str:
     wanted = "\n".join(f"{item.contents.project}{_extras(item)} @ {item.path.resolve().as_uri()}" for item in wheels)
     done = run([uv.find_uv_bin(), "pip", "compile", "-", *options], stdin=wanted.encode(), env=uv_settings())
     if done.returncode:
-        raise EnvironmentUnfitError(
-            f"the dependencies of {wheels[0].name} cannot be resolved for Python {python}",
-            cause=done.tail,
-            remedy="check pip's index settings (`pip config list`); every dependency must be there as a wheel",
-        )
+        what = f"the dependencies of {wheels[0].name} cannot be resolved for Python {python}"
+        remedy = "check pip's index settings (`pip config list`); every dependency must be there as a wheel"
+        raise EnvironmentUnfitError(what, cause=done.tail, remedy=remedy)
     entries = done.stdout.decode().replace("\\\n", " ").splitlines()
     return "\n".join(line for line in entries if " @ file:" not in line)
 
@@ -72,6 +70,5 @@ def _download(pins: str, python: str, folder: Path) -> None:
         done = run(command, timeout=4 * 3600.0)
     if done.returncode:
         remedy = "check disk space in dist/ and the network; what was fetched is kept"
-        raise EnvironmentUnfitError(
-            f"dependencies for Python {python} cannot be fetched", cause=done.tail, remedy=remedy
-        )
+        what = f"dependencies for Python {python} cannot be fetched"
+        raise EnvironmentUnfitError(what, cause=done.tail, remedy=remedy)

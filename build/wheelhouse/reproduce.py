@@ -36,10 +36,8 @@ def check_tools(item: Subject) -> None:
     if not item.proven.compiler:  # patches of Python files only
         return
     found = toolchain.find(0)
-    for name, claimed, ours in (
-        ("compiler", item.proven.compiler, found.identity),
-        ("linker", item.proven.linker, toolchain.linker(found.cxx)),
-    ):
+    linker = ("linker", item.proven.linker, toolchain.linker(found.cxx))
+    for name, claimed, ours in (("compiler", item.proven.compiler, found.identity), linker):
         if claimed != ours:
             raise EnvironmentUnfitError(
                 f"the wheel cannot be built again here: its {name} was {claimed}, this machine has {ours}",

@@ -80,9 +80,8 @@ def named(key: Path | None, identity: str, issuer: str, trusted_root: Path | Non
         signing.public_key(key)
     if trusted_root and not trusted_root.is_file():
         raise UsageError(f"--trusted-root {trusted_root}: no such file", remedy="name sigstore's trusted_root.json")
-    return Signer(
-        str(key.resolve()) if key else "", identity, issuer, str(trusted_root.resolve()) if trusted_root else ""
-    )
+    root = str(trusted_root.resolve()) if trusted_root else ""
+    return Signer(str(key.resolve()) if key else "", identity, issuer, root)
 
 
 def _enclosed(signed: Attestation) -> signing.PublicKey:
@@ -93,16 +92,7 @@ def _enclosed(signed: Attestation) -> signing.PublicKey:
 
 
 def _vouched(signed: Attestation, identity: str, issuer: str, root: Path | None) -> str:
-    """Check that an identity signed, by sigstore's certificates and logs, and return who it was, in words.
-
-    Args:
-        root: file with the certificates and keys of sigstore; None: those that it serves now.
-
-    Raises:
-        ClaimError: it did not.
-        UsageError: the file has something else.
-        EnvironmentUnfitError: sigstore is not installed, or cannot be reached.
-    """
+    """Check by sigstore that an identity signed, and say who; `root` has certificates, None: those it serves now."""
     try:
         from sigstore.errors import Error, NetworkError, TUFError
         from sigstore.models import Bundle, TrustedRoot

@@ -15,7 +15,7 @@ from build.cli import guarded, only, run
 from build.console import console, note, step
 from build.errors import ProbeError, UsageError
 from docs.bench import figures
-from multiworld.lab.bench.load import LoadMeter
+from multiworld.lab.bench.report import LoadMeter
 
 #: The functions that measure, in `docs.bench`; all but the last measure a build in dist/.
 MEASURES = {

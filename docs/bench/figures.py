@@ -13,8 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from build.paths import atomic_write
-from multiworld.lab.bench.load import Load
-from multiworld.lab.bench.stats import paired_ratio
+from multiworld.lab.bench.report import Load, paired_ratio
 
 
 class Verdict(Enum):

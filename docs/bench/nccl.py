@@ -18,7 +18,7 @@ from docs.bench.nccl_worlds import Scene, Seen, follower, leader
 from docs.bench.overlay import Subject
 from gpuless import imitation
 from gpuless.control import Action, Remote
-from multiworld.lab.bench.stats import percentile
+from multiworld.lab.bench.report import percentile
 from multiworld.lab.workers import WorkerPool
 
 #: What the project promises: microseconds added to a receive posted ahead, ratio of pipelined transfers.

@@ -210,11 +210,7 @@ def _look(settings: Settings) -> tuple[int, SwitchMLUnavailable | None, Library 
 
 
 def _agreed(gloo: Any, size: int, state: int, settings: Settings) -> list[int]:
-    """The states of all ranks, in their order.
-
-    Raises:
-        InvalidArgument: the settings that must be the same are not.
-    """
+    """The states of all ranks, in their order; ``InvalidArgument`` if settings differ that must be the same."""
     policies = [list(Otherwise).index(policy) for policy in (settings.missing, settings.failure)]
     mine = torch.tensor([state, *policies])
     all_of = [torch.empty_like(mine) for _ in range(size)]

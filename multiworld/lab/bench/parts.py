@@ -7,9 +7,8 @@ import time
 from dataclasses import asdict
 
 from multiworld.lab.bench import acts
-from multiworld.lab.bench.report import Figure, judged
+from multiworld.lab.bench.report import Figure, Spread, judged, paired_ratio, percentile
 from multiworld.lab.bench.setup import Setup, everywhere
-from multiworld.lab.bench.stats import Spread, paired_ratio, percentile
 from multiworld.lab.injector import Fired, Injector
 from multiworld.lab.workers import Worker
 

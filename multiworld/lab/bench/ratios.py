@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from multiworld.lab.bench import workloads
-from multiworld.lab.bench.report import Comparison, Figure, judged
+from multiworld.lab.bench.report import Comparison, Figure, Spread, judged, paired_ratio
 from multiworld.lab.bench.setup import Setup, everywhere
-from multiworld.lab.bench.stats import Spread, paired_ratio
 from multiworld.lab.workers import Worker
 
 #: bytes to the turns of one round, so that a round takes some ten milliseconds

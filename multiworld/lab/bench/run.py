@@ -10,9 +10,8 @@ import torch
 
 from multiworld.errors import InvalidArgument
 from multiworld.lab.bench import parts
-from multiworld.lab.bench.load import LoadMeter
 from multiworld.lab.bench.ratios import figures, ratios
-from multiworld.lab.bench.report import BenchReport
+from multiworld.lab.bench.report import BenchReport, LoadMeter
 from multiworld.lab.bench.setup import Progress, Setup
 from multiworld.lab.context import serve_store
 from multiworld.lab.workers import WorkerPool, log_folder

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from build.console import console
 from docs.bench import figures
-from multiworld.lab.bench.load import LoadMeter
+from multiworld.lab.bench.report import LoadMeter
 from tests.build.cluster.conftest import Site
 from tests.build.cluster.hosts import cluster, offer
 from tests.build.official.server import Index, serving

@@ -16,7 +16,7 @@ from build.wheeltest.environments import Form
 from docs.bench.figures import Figure, Verdict, of_ratios, of_samples, write
 from docs.bench.imports import figures
 from docs.bench.overlay import Cost, cost
-from multiworld.lab.bench.load import Load, LoadMeter
+from multiworld.lab.bench.report import Load, LoadMeter
 from tests.build import forked
 from tests.build.overlay import little as lt
 from tests.build.overlay.little import Little

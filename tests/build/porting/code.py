@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from build.porting.fileport import apply_hunks
-from build.porting.markers import Labels
+from build.porting.groups import Labels
 from build.porting.textport import TextPort, port_text
 from build.series.model import Hunk
 from build.series.patchfile import parse

@@ -20,7 +20,7 @@ _BOUNDED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
 resource.setrlimit(resource.RLIMIT_AS, (3 << 29, 3 << 29))
-from build.porting.markers import Labels
+from build.porting.groups import Labels
 from build.porting.textport import port_text
 from build.series.model import Hunk
 lines = {lines}

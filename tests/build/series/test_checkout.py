@@ -11,7 +11,7 @@ import pytest
 from build import paths
 from build.errors import SourceError
 from build.git import Git
-from build.series.checkout import new_repository, replacing
+from build.series.commits import new_repository, replacing
 
 from .repos import make_repo
 

@@ -14,9 +14,7 @@ from typing import Any
 import pytest
 
 from multiworld.errors import InvalidArgument
-from multiworld.lab.bench.load import Load
-from multiworld.lab.bench.report import BenchReport, Verdict, judged
-from multiworld.lab.bench.stats import Spread, paired_ratio, percentile
+from multiworld.lab.bench.report import BenchReport, Load, Spread, Verdict, judged, paired_ratio, percentile
 from multiworld.lab.chaos.plan import Fault, FaultKind, Plan, draw_plan
 from multiworld.lab.chaos.report import Story, judge
 from multiworld.lab.chaos.run import play
