@@ -185,13 +185,13 @@ def check_digests(path: Path) -> int:
     """
     with reading(path.name, "get it again"), zipfile.ZipFile(path) as archive:
         rows = _listed(archive, f"{path.name}: ")
-        wrong = [name for name, row in rows.items() if not _is(archive, name, row[1])]
+        wrong = [name for name, row in rows.items() if not _is(archive, name, *row[1:2])]
     if wrong:
         raise WheelError(f"{path.name}: RECORD and members differ: {', '.join(wrong[:10])}", cause="a damaged wheel")
     return len(rows) + 1
 
 
-def _is(archive: zipfile.ZipFile, name: str, said: str) -> bool:
+def _is(archive: zipfile.ZipFile, name: str, said: str = "") -> bool:
     """Return whether a member has the digest that RECORD says."""
     kind, _, want = said.partition("=")
     if kind not in _RECORD_DIGESTS:
