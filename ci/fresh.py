@@ -64,7 +64,7 @@ def _check() -> None:
     if os.geteuid() or (refused := quietly([*_UNSHARE, "true"])).returncode:
         what = "a bare system can be made by root only, where mounts are allowed"
         remedy = "run `nox -s fresh` as root, e.g. in a virtual machine or a privileged container"
-        raise EnvironmentUnfitError(what, cause="" if os.geteuid() else refused.tail, remedy=remedy)
+        raise EnvironmentUnfitError(what, cause="this is another user" if os.geteuid() else refused.tail, remedy=remedy)
 
 
 def _distribution() -> tuple[str, list[str], list[str]]:

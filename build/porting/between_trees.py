@@ -71,7 +71,7 @@ def port_folder(request: Request) -> PortReport:
 def check_out(out: Path) -> None:
     """Raise UsageError for a folder that holds anything but an earlier port."""
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / JSON).is_file())):
-        raise UsageError(f"{out} exists and holds files of others", remedy="give another --out, or empty it")
+        raise UsageError(f"{out} holds files that are not a port's", remedy="give another --out, or empty it")
 
 
 def _files(outcome: Outcome, names: Sequence[str]) -> list[Exported]:
