@@ -20,7 +20,7 @@ from build.console import console, err_console
 from build.errors import HostsError, PendingError, UsageError
 from build.paths import REPO
 from build.wheelhouse import signer
-from ci.cluster.lock import Request
+from ci.cluster.lock import REQUEST, Request
 from ci.cluster.results import Outcome, Result, clean, problems, results, table
 
 ANSIBLE = REPO / "ci" / "ansible"
@@ -71,7 +71,7 @@ def install(
             remedy="name NAME==VERSION instead of --lock, --roll-back or --status, or leave them out",
         )
     asked = Request(tuple(names), tuple(index or ()), str(wheels.resolve()) if wheels else "", believed)
-    wanted: dict[str, object] = {"name": asked.named(), "request": msgspec.json.encode(asked).decode()} if names else {}
+    wanted: dict[str, object] = {"name": asked.named() if names else ""}
     wanted |= {"name": lock.stem, "lock": str(lock.resolve())} if lock else {}
     wanted |= {"prefix": prefix, "keep": keep, "again": again, "serial": serial, "max_fail": max_fail, "after": after}
     wanted |= {"status": status, "roll_back": roll_back, "drain": drain, "undrain": undrain}
@@ -80,6 +80,7 @@ def install(
         raise UsageError("name the hosts: --hosts LIST or --inventory FILE")
     more = [*(f"--inventory={source}" for source in sources), *[f"--limit={limit}"] * bool(limit), *["--check"] * check]
     with tempfile.TemporaryDirectory(prefix="install-") as folder:
+        Path(folder, REQUEST).write_bytes(msgspec.json.encode(asked))
         variables = {**wanted, "uv": uv.find_uv_bin(), "locks": folder}
         ended, said = _ansible([*more, *words[len(names) :]], variables, Path(folder))
         found = results(Path(folder, "results").read_bytes().splitlines())
