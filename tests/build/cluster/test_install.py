@@ -17,7 +17,7 @@ import uv
 
 from build.cli import guarded, only
 from build.paths import REPO
-from ci.cluster.app import install
+from ci.cluster.__main__ import install
 from tests.build.cluster.conftest import Site
 from tests.build.cluster.hosts import Cluster, offer, offer_named
 from tests.build.cluster.test_module import foreign
@@ -283,7 +283,7 @@ def _command(pid: int) -> bytes:
     ("arguments", "text"),
     [
         (["torch-multiworld==1.0"], "name the hosts"),
-        (["x", "--hosts", "-oProxyCommand=id"], "is not a list of hosts"),
+        (["x", "--hosts", "-oProxyCommand=id"], "is not a list of at most"),
         (["x", "--hosts", "a", "--limit", "b"], "no hosts"),
         (["x", "--inventory", "nothing"], "nothing"),
         (["--hosts", "a"], "name one of these"),

@@ -21,7 +21,7 @@ from build.errors import ClaimError, ToolError
 from build.wheelhouse import signing
 from build.wheelhouse.signer import Signer
 from build.wheelhouse.trust import NAME
-from ci.cluster.app import install
+from ci.cluster.__main__ import install
 from ci.cluster.lock import REQUEST, Request, lock
 from docs.bench.wheelhouse import write_release
 from tests.build.wheelhouse.conftest import served

@@ -12,7 +12,6 @@ import ctypes
 import fcntl
 import json
 import os
-import platform
 import pwd
 import re
 import shutil
@@ -236,8 +235,8 @@ def host(prefix: Prefix, run: Run) -> dict[str, Any]:
     return {
         "prefix": str(prefix.path),
         "python": ".".join(map(str, sys.version_info[:2])),
-        "machine": platform.machine(),
-        "glibc": platform.libc_ver()[1],
+        "machine": os.uname().machine,
+        "glibc": (os.confstr("CS_GNU_LIBC_VERSION") or "").rpartition(" ")[2],
         "outcome": "not finished",
         "uv": run([str(uv), "--version"], judge=False).strip() if uv.exists() else "",
         "release": prefix.current(),
