@@ -117,7 +117,8 @@ def _judge(found: list[Result]) -> None:
     """Raise an error that names every host that is not as wanted."""
     bad = [one for one in found if not one.good]
     if not found:
-        raise UsageError("there are no hosts", cause="Ansible says it above", remedy="correct the list, the inventory or --limit")
+        remedy = "correct the list, the inventory or --limit, of which Ansible says more above"
+        raise UsageError("there are no hosts", remedy=remedy)
     if any(one.outcome != "would change" for one in bad):
         names = ",".join(one.host for one in bad)
         remedy = f"correct what is named, and run the same command again; for these hosts alone with --limit '{names}'"
