@@ -55,8 +55,9 @@ class Request(msgspec.Struct, frozen=True):
             raise UsageError(
                 f"this cannot be installed: {error}", remedy="name what to install, NAME==VERSION"
             ) from None
-        if self.wheels and not any(Path(self.wheels).glob("*.whl")):
-            raise UsageError(f"{self.wheels} has no wheels", remedy="name the folder that holds the *.whl files")
+        if self.wheels and {path.is_file() for path in Path(self.wheels).glob("*.whl")} != {True}:
+            what = f"{self.wheels} has no wheels, or something else that is called so"
+            raise UsageError(what, remedy="name a folder whose *.whl are files")
         if self.signer.name:
             self.trusted()
         pinned = [item.version for item in first.specifier if item.operator == "=="]

@@ -24,6 +24,7 @@ _MEANINGS = {
     "SyntaxError": _OLD,
     "Timed out after": _HANGS,
     "expected time frame": _HANGS,
+    "Exec format error": "uv is for another architecture: -- -e multiworld_torch_uv=PATH names one for this host's",
     "No start of json char found": _NOISE,
     "MODULE FAILURE": _NOISE,
 }

@@ -15,6 +15,7 @@ import os
 import pwd
 import re
 import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -194,6 +195,7 @@ def filled(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:
     (folder / MARK).touch()
     try:
         uv, python = str(prefix.cache / "uv-program"), str(folder / "bin" / "python")
+        subprocess.call([uv, "--version"], stdout=subprocess.DEVNULL)  # raises for another architecture; shells go on
         run([uv, "venv", "--allow-existing", "--python", sys.executable, str(folder)])
         sync = [uv, "pip", "sync", "--preview-features", "pylock", "--python", python, str(lock)]
         # What a kept release has is in the cache; a server that says nothing of its age would be asked for it again.
@@ -228,7 +230,7 @@ def current(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:
     return {**found, "changed": True, "outcome": "installed" if asked["lock"] else "rolled back"}
 
 
-def host(prefix: Prefix, run: Run) -> dict[str, Any]:
+def host(prefix: Prefix) -> dict[str, Any]:
     """Return what the host is and what it runs; something is left to do, unless the state says otherwise."""
     uv = prefix.cache / "uv-program"
     infos = (path.name[: -len(".dist-info")] for path in prefix.link.glob("lib/python*/site-packages/*.dist-info"))
@@ -238,7 +240,7 @@ def host(prefix: Prefix, run: Run) -> dict[str, Any]:
         "machine": os.uname().machine,
         "glibc": (os.confstr("CS_GNU_LIBC_VERSION") or "").rpartition(" ")[2],
         "outcome": "not finished",
-        "uv": run([str(uv), "--version"], judge=False).strip() if uv.exists() else "",
+        "uv": uv.stat().st_size if uv.exists() else 0,
         "release": prefix.current(),
         "kept": prefix.kept(),
         "versions": {name.lower().replace("_", "-"): version for name, _, version in (i.partition("-") for i in infos)},
@@ -272,7 +274,7 @@ def main() -> None:
         if asked["state"] in ("made", "current") and not asked["dry"]:
             prefix.lock()
         answer = act(prefix, asked, run)
-        module.exit_json(changed=answer.pop("changed", False), host={**host(prefix, run), **answer})
+        module.exit_json(changed=answer.pop("changed", False), host={**host(prefix), **answer})
     except UnfitError as error:
         module.fail_json(msg=str(error))
     except OSError as error:
