@@ -82,9 +82,8 @@ def install(
     more = [*(f"--inventory={source}" for source in sources), *[f"--limit={limit}"] * bool(limit), *["--check"] * check]
     with tempfile.TemporaryDirectory(prefix="install-") as folder:
         Path(folder, REQUEST).write_bytes(msgspec.json.encode(asked))
-        variables = {**wanted, "uv": uv.find_uv_bin(), "locks": folder}
         try:
-            _ansible([*more, *words[len(names) :]], variables, Path(folder))
+            _ansible([*more, *words[len(names) :]], {**wanted, "locks": folder}, Path(folder))
         finally:
             found = msgspec.json.decode(Path(folder, "results").read_bytes(), type=list[Result])
             if as_json:
@@ -100,6 +99,7 @@ def _ansible(words: Sequence[str], variables: dict[str, object], folder: Path) -
     given = {f"multiworld_torch_{name}": value for name, value in variables.items() if value is not None}
     (folder / "play.json").write_bytes(msgspec.json.encode(given))
     own = {"ANSIBLE_CONFIG": f"{ANSIBLE}/ansible.cfg", "ANSIBLE_SSH_EXECUTABLE": f"{ANSIBLE}/ssh"}
+    own |= {"PATH": f"{Path(uv.find_uv_bin()).parent}:{os.environ['PATH']}"}  # the role's default sends this uv
     env = {**os.environ, **own, "ANSIBLE_HOME": str(folder), "MULTIWORLD_RESULTS": f"{folder}/results"}
     command = [*_PLAYBOOK, f"{ANSIBLE}/install.yml", f"--extra-vars=@{folder}/play.json", *words]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
