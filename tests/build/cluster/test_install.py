@@ -319,7 +319,7 @@ def test_mistakes_are_said_before_a_host_is_asked(
 def test_no_home_is_told() -> None:
     """By whom no entry of the users' list has a home either."""
     program = REPO / "ci" / "install"
-    command = ["setpriv", "--reuid=54321", "--clear-groups", _python_of_nobody(), program, "--help"]
+    command: list[str | Path] = ["setpriv", "--reuid=54321", "--clear-groups", _python_of_nobody(), program, "--help"]
     homeless = {name: value for name, value in clean().items() if name not in ("HOME", "MULTIWORLD_CACHE")}
     done = subprocess.run(command, env=homeless, cwd="/", capture_output=True, text=True, check=False, timeout=60)
     if "Permission denied" in done.stderr or shutil.which("setpriv") is None:
