@@ -100,7 +100,9 @@ def _ansible(words: Sequence[str], variables: dict[str, object], folder: Path) -
     (folder / "play.json").write_bytes(msgspec.json.encode(given))
     own = {"ANSIBLE_CONFIG": f"{ANSIBLE}/ansible.cfg", "ANSIBLE_SSH_EXECUTABLE": f"{ANSIBLE}/ssh"}
     own |= {"PATH": f"{Path(uv.find_uv_bin()).parent}:{os.environ['PATH']}"}  # the role's default sends this uv
-    env = {**os.environ, **own, "ANSIBLE_HOME": str(folder), "MULTIWORLD_RESULTS": f"{folder}/results"}
+    # No connection of another run, which ssh knows by the name of the host alone, whatever the configuration.
+    own |= {"ANSIBLE_HOME": str(folder), "ANSIBLE_SSH_CONTROL_PATH_DIR": f"{folder}/cp"}
+    env = {**os.environ, **own, "MULTIWORLD_RESULTS": f"{folder}/results"}
     command = [*_PLAYBOOK, f"{ANSIBLE}/install.yml", f"--extra-vars=@{folder}/play.json", *words]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         try:

@@ -57,7 +57,9 @@ def main() -> None:
     for size in (0, 1, 5_000_000):
         sent = bytes(range(256)) * (size // 256) + bytes(size % 256)
         assert carried(a, b, sent) == sent, size
-    assert refused(ValueError, a.start, (False, False, 5, 7, OBJECT, 0, 1, b"x", None))  # no such peer: std::out_of_range
+    assert refused(
+        ValueError, a.start, (False, False, 5, 7, OBJECT, 0, 1, b"x", None)
+    )  # no such peer: std::out_of_range
     with tempfile.TemporaryFile() as file:  # epoll takes none: std::system_error
         assert refused(PermissionError, native.Engine, 0, {1: file.fileno()}, 1 << 20)
     assert carried(a, b, b"after") == b"after"

@@ -22,7 +22,7 @@ from build.cli import guarded, only
 from build.paths import REPO
 from ci.cluster.__main__ import install
 from tests.build.cluster.conftest import Site
-from tests.build.cluster.hosts import Cluster, offer, offer_named
+from tests.build.cluster.hosts import Cluster, cluster, offer, offer_named
 from tests.build.cluster.test_module import foreign
 from tests.build.small_disk import small_disk
 from tests.build.wheels.little_wheel import call, clean
@@ -246,6 +246,16 @@ def test_hosts_that_misbehave_are_told_and_the_others_go_on(site: Site, fleet: C
     assert "\x1b" not in said
     assert not list(site.top.rglob("pwned"))
     assert f"--limit '{','.join(name for name in hosts if name not in names)}'" in said
+
+
+def test_a_run_uses_no_connection_of_another(site: Site, fleet: Cluster, tmp_path: Path) -> None:
+    """A host of that name in another configuration of ssh is another host, a second later, too."""
+    fleet.add("node")
+    foreign(fleet.hosts["node"].home / "multiworld")
+    with cluster(tmp_path / "other") as other:
+        other.add("node")
+        seen = [site.run("--status", "--hosts=node", *made.ssh)[1] for made in (other, fleet)]
+    assert [outcomes(hosts) for hosts in seen] == [{"node": "looked"}, {"node": "failed"}]
 
 
 def _wait(done: Callable[[], bool], what: str) -> None:
