@@ -24,6 +24,8 @@ from build.wheelhouse.trust import NAME
 from ci.cluster.__main__ import install
 from ci.cluster.lock import REQUEST, Request, lock
 from docs.bench.wheelhouse import write_release
+from tests.build.cluster.conftest import Site
+from tests.build.official.server import Index
 from tests.build.wheelhouse.conftest import served
 from tests.build.wheelhouse.test_install import OWN, call
 
@@ -73,6 +75,10 @@ def test_a_key(
 
     with served(house) as (url, _):
         assert "9.1.0" in locked(url)
+        site = Site(tmp_path, Index())
+        wanted = ("multiworld-torch-overlay", "--index", f"{url}/simple", "--key", public)
+        status, hosts, said = site.run(*wanted, "--inventory", site.local("one"), "--check")
+        assert (status, hosts["one"]["outcome"]) == (26, "would change"), said
         words = ["multiworld-torch-overlay", "--hosts", "a", "--index", f"{url}/simple", "--key", str(other)]
         assert guarded(only(install), words) == ClaimError.exit_code
         assert "is not signed by key" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ class LookupModule(LookupBase):
         """
         file, folder, name, host = terms
         if not file:
+            sys.stdin = None  # type: ignore[assignment] # Ansible has closed it; pip asks one that is there
             from ci.cluster.lock import lock
 
             file = lock(Path(folder), *(str(host[fact]) for fact in ("python", "machine", "glibc")))
