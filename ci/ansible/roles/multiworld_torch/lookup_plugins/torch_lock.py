@@ -25,7 +25,7 @@ class LookupModule(LookupBase):
         """
         file, folder, name, host = terms
         if not file:
-            sys.stdin = None  # type: ignore[assignment] # Ansible has closed it; pip asks one that is there
+            sys.stdin = None  # Ansible has closed it; pip asks one that is there
             from ci.cluster.lock import lock
 
             file = lock(Path(folder), *(str(host[fact]) for fact in ("python", "machine", "glibc")))
