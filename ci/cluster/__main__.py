@@ -1,10 +1,134 @@
-"""`python -m ci.cluster`, what `ci/install` runs."""
+"""`python -m ci.cluster`, which `ci/install` runs: it composes Ansible's command line, and shows the results."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
+import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+import uv
 
 from build.cli import guarded, only, run
-from ci.cluster.app import install
+from build.console import console, err_console
+from build.errors import HostsError, PendingError, UsageError
+from build.paths import REPO
+from build.wheelhouse import signer
+from ci.cluster.lock import REQUEST, Request
+from ci.cluster.results import Result, clean, problems, table
 
-sys.exit(run(lambda: guarded(only(install))))
+ANSIBLE = REPO / "ci" / "ansible"
+_PLAYBOOK = [sys.executable, "-m", "ansible", "playbook"]
+#: Seconds that Ansible has to end after Ctrl-C.
+_GRACE = 10.0
+
+
+def install(
+    specs: Annotated[list[str] | None, typer.Argument(help="what to install, e.g. torch==2.6.0+cu124.mw5")] = None,
+    hosts: Annotated[str, typer.Option(help="hosts as Slurm lists them, e.g. node[01-20]")] = "",
+    inventory: Annotated[list[Path] | None, typer.Option(help="an inventory of Ansible's; again for more")] = None,
+    limit: Annotated[str, typer.Option(help="groups, hosts or patterns of these")] = "",
+    lock: Annotated[Path | None, typer.Option(help="a pylock.toml instead of SPECS")] = None,
+    index: Annotated[list[str] | None, typer.Option(help="URL of a package index, the wheelhouse first")] = None,
+    wheels: Annotated[Path | None, typer.Option(help="folder of wheels, which are sent to the hosts")] = None,
+    key: signer.Key = None,
+    identity: signer.Identity = "",
+    issuer: signer.Issuer = signer.ISSUER,
+    trusted_root: signer.TrustedRoot = None,
+    prefix: Annotated[str | None, typer.Option(help="folder on the hosts; ~/multiworld")] = None,
+    drain: Annotated[str, typer.Option(help="shell command here before a host's switch, undone by --undrain")] = "",
+    undrain: Annotated[str, typer.Option(help="shell command here after a host's switch, failed or not")] = "",
+    after: Annotated[str, typer.Option(help="shell command on each host after the switch")] = "",
+    check: Annotated[bool, typer.Option("--check", help="change nothing, tell what would change")] = False,
+    status: Annotated[bool, typer.Option("--status", help="change nothing, tell what the hosts run")] = False,
+    roll_back: Annotated[str, typer.Option(help="name of a kept release, which the hosts use again")] = "",
+    again: Annotated[bool, typer.Option("--again", help="make the release anew although it is there")] = False,
+    keep: Annotated[int, typer.Option(min=0, help="releases that stay beside the one in use")] = 2,
+    serial: Annotated[str, typer.Option(help="hosts, or percent of them, that are finished before the next")] = "100%",
+    max_fail: Annotated[int, typer.Option(min=0, max=100, help="percent of failed hosts that ends the rest")] = 100,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of a table")] = False,
+) -> None:
+    """Install a release on many hosts with Ansible, each file checked against its hash.
+
+    More options of ansible-playbook follow --, e.g. -- --become --forks 8. A host needs sshd and Python.
+    Exit status: 0 all hosts are as wanted; 25 some are not; 26 --check found hosts that would change; 2 the command
+    line is wrong.
+    """
+    words = list(specs or ())
+    names = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
+    if bool(names) + bool(lock) + bool(roll_back) + status != 1:
+        raise UsageError("name one of these: what to install, --lock, --roll-back or --status")
+    believed = signer.named(key, identity, issuer, trusted_root)
+    if not names and (believed.name or index or wheels):
+        raise UsageError(
+            "--key, --identity, --index and --wheels are for what is named to install",
+            remedy="name NAME==VERSION instead of --lock, --roll-back or --status, or leave them out",
+        )
+    asked = Request(tuple(names), tuple(index or ()), str(wheels.resolve()) if wheels else "", believed)
+    wanted: dict[str, object] = {"name": asked.named() if names else ""}
+    wanted |= {"name": lock.stem, "lock": str(lock.resolve())} if lock else {}
+    wanted |= {"prefix": prefix, "keep": keep, "again": again, "serial": serial, "max_fail": max_fail, "after": after}
+    wanted |= {"status": status, "roll_back": roll_back, "drain": drain, "undrain": undrain}
+    sources = [f"{hosts},"] * bool(hosts) + [*map(str, inventory or ())]
+    if not sources:
+        raise UsageError("name the hosts: --hosts LIST or --inventory FILE")
+    more = [*(f"--inventory={source}" for source in sources), *[f"--limit={limit}"] * bool(limit), *["--check"] * check]
+    with tempfile.TemporaryDirectory(prefix="install-") as folder:
+        Path(folder, REQUEST).write_bytes(msgspec.json.encode(asked))
+        try:
+            _ansible([*more, *words[len(names) :]], {**wanted, "locks": folder}, Path(folder))
+        finally:
+            found = msgspec.json.decode(Path(folder, "results").read_bytes(), type=list[Result])
+            if as_json:
+                sys.stdout.write(msgspec.json.format(msgspec.json.encode({"hosts": found})).decode() + "\n")
+            elif found:
+                console.print(table(found))
+    _judge(found)
+
+
+def _ansible(words: Sequence[str], variables: dict[str, object], folder: Path) -> None:
+    """Run Ansible and tell what it says."""
+    (folder / "results").write_text("[]")
+    given = {f"multiworld_torch_{name}": value for name, value in variables.items() if value is not None}
+    (folder / "play.json").write_bytes(msgspec.json.encode(given))
+    own = {"ANSIBLE_CONFIG": f"{ANSIBLE}/ansible.cfg", "ANSIBLE_SSH_EXECUTABLE": f"{ANSIBLE}/ssh"}
+    own |= {"PATH": f"{Path(uv.find_uv_bin()).parent}:{os.environ['PATH']}"}  # the role's default sends this uv
+    # No connection of another run, which ssh knows by the name of the host alone, whatever the configuration.
+    own |= {"ANSIBLE_HOME": str(folder), "ANSIBLE_SSH_CONTROL_PATH_DIR": f"{folder}/cp"}
+    env = {**os.environ, **own, "MULTIWORLD_RESULTS": f"{folder}/results"}
+    command = [*_PLAYBOOK, f"{ANSIBLE}/install.yml", f"--extra-vars=@{folder}/play.json", *words]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        try:
+            for line in process.stdout or ():
+                err_console.print(clean(line.decode("utf-8", "replace")), markup=False)
+        except KeyboardInterrupt:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the terminal has told Ansible, too
+                process.wait(_GRACE)
+            process.terminate()
+            raise
+
+
+def _judge(found: list[Result]) -> None:
+    """Raise an error that names every host that is not as wanted."""
+    bad = [one for one in found if not one.good]
+    if not found:
+        remedy = "correct the list, the inventory or --limit, of which Ansible says more above"
+        raise UsageError("there are no hosts", remedy=remedy)
+    if any(one.outcome != "would change" for one in bad):
+        names = ",".join(one.host for one in bad)
+        remedy = f"correct what is named, and run the same command again; for these hosts alone with --limit '{names}'"
+        raise HostsError(f"{len(bad)} of {len(found)} hosts are not as wanted", cause=problems(found), remedy=remedy)
+    if bad:
+        remedy = "run the same command without --check"
+        raise PendingError(f"{len(bad)} of {len(found)} hosts would change", cause=problems(found), remedy=remedy)
+
+
+if __name__ == "__main__":
+    sys.exit(run(lambda: guarded(only(install))))

@@ -1,9 +1,9 @@
-"""The lock for one kind of host: the address and the hash of each wheel. `ci/ansible` calls this once for each kind."""
+"""The lock for one kind of host: the address and the hash of each wheel. `ci/ansible` calls this."""
 
 from __future__ import annotations
 
+import fcntl
 import re
-import tempfile
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -23,6 +23,8 @@ from build.wheelhouse.signer import Signer
 _GLIBC = (17, 28, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40)
 #: The variables by which uv would ask other places, too.
 _PLACES = ("UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_NO_CONFIG")
+#: The request, in the folder of the locks.
+REQUEST = "request.json"
 _KIND = re.compile(r"3\.\d{1,2} \w{1,20} 2\.(\d{1,2})")
 
 
@@ -53,8 +55,9 @@ class Request(msgspec.Struct, frozen=True):
             raise UsageError(
                 f"this cannot be installed: {error}", remedy="name what to install, NAME==VERSION"
             ) from None
-        if self.wheels and not any(Path(self.wheels).glob("*.whl")):
-            raise UsageError(f"{self.wheels} has no wheels", remedy="name the folder that holds the *.whl files")
+        if self.wheels and {path.is_file() for path in Path(self.wheels).glob("*.whl")} != {True}:
+            what = f"{self.wheels} has no wheels, or something else that is called so"
+            raise UsageError(what, remedy="name a folder whose *.whl are files")
         if self.signer.name:
             self.trusted()
         pinned = [item.version for item in first.specifier if item.operator == "=="]
@@ -70,36 +73,49 @@ class Request(msgspec.Struct, frozen=True):
         """Return uv's configuration, by which a name that one place has is never taken from a later one."""
         folder = [{"url": Path(self.wheels).as_uri(), "format": "flat"}] if self.wheels else []
         places: list[dict[str, Any]] = [*folder, *({"url": url} for url in self.indexes)]
-        places = [*places[:-1], {**places[-1], "default": True}] if places else []
+        for last in places[-1:]:
+            last["default"] = True
         return {"index": places, "index-strategy": "first-index"} if places else {}
 
 
-def lock(request: bytes, python: str, machine: str, glibc: str) -> str:
-    """Return the lock for hosts of a kind; a file of this machine is named by its path, and sent."""
-    asked = msgspec.json.decode(request, type=Request)
-    text = _compiled(asked, python, machine, glibc)
-    if asked.signer.name:
-        pinned = {item["name"]: _digests(item) for item in msgspec.toml.decode(text)["packages"]}
-        asked.trusted().check(asked.indexes[0], asked.signer, pinned)
-    return re.sub(r'url = "file://([^"]+)"', lambda found: f'path = "{unquote(found[1])}"', text)
+def lock(folder: Path, python: str, machine: str, glibc: str) -> Path:
+    """Return the lock for hosts of a kind, made once; a file of this machine is named by its path, and sent.
+
+    Args:
+        folder: has the request, and gets the lock.
+        python: version of Python, e.g. 3.11.
+        machine: architecture.
+        glibc: version of the C library, e.g. 2.36.
+    """
+    kind = _KIND.fullmatch(f"{python} {machine} {glibc}")
+    if kind is None or int(kind[1]) < _GLIBC[0]:
+        found = f"Python {python!r}, machine {machine!r}, glibc {glibc!r}"
+        raise UsageError(f"torch is not for this host: {found}", remedy="name another Python, or upgrade the host")
+    platform = f"{machine}-manylinux_2_{max(known for known in _GLIBC if known <= int(kind[1]))}"
+    file = folder / f"{python}-{platform}.toml"
+    with file.with_suffix(".wait").open("w") as wait:
+        fcntl.flock(wait, fcntl.LOCK_EX)
+        if not file.exists():
+            asked = msgspec.json.decode((folder / REQUEST).read_bytes(), type=Request)
+            text = _compiled(asked, python, platform, file.with_suffix(".config"))
+            if asked.signer.name:
+                pinned = {item["name"]: _digests(item) for item in msgspec.toml.decode(text)["packages"]}
+                asked.trusted().check(asked.indexes[0], asked.signer, pinned)
+            by_path = re.sub(r'url = "file://([^"]+)"', lambda found: f'path = "{unquote(found[1])}"', text)
+            file.write_text(by_path, encoding="utf-8")
+    return file
 
 
 def _digests(package: dict[str, Any]) -> list[str]:
     return [item["hashes"]["sha256"] for item in package.get("wheels") or [package["archive"]]]
 
 
-def _compiled(asked: Request, python: str, machine: str, glibc: str) -> str:
-    kind = _KIND.fullmatch(f"{python} {machine} {glibc}")
-    if kind is None or int(kind[1]) < _GLIBC[0]:
-        found = f"Python {python!r}, machine {machine!r}, glibc {glibc!r}"
-        raise UsageError(f"torch is not for this host: {found}", remedy="name another Python, or upgrade the host")
-    platform = f"{machine}-manylinux_2_{max(known for known in _GLIBC if known <= int(kind[1]))}"
+def _compiled(asked: Request, python: str, platform: str, config: Path) -> str:
     options = ["--quiet", "--format", "pylock.toml", "--no-header", "--no-annotate", "--only-binary", ":all:"]
     options += ["--python-version", python, "--python-platform", platform, "--no-python-downloads"]
-    with tempfile.NamedTemporaryFile(suffix=".toml") as file:
-        Path(file.name).write_bytes(msgspec.toml.encode(asked.config()))
-        own = {"env": {"UV_CONFIG_FILE": file.name}, "without": _PLACES} if asked.config() else {"env": uv_settings()}
-        done = run([uv.find_uv_bin(), "pip", "compile", "-", *options], stdin="\n".join(asked.specs).encode(), **own)
+    config.write_bytes(msgspec.toml.encode(asked.config()))
+    own = {"env": {"UV_CONFIG_FILE": str(config)}, "without": _PLACES} if asked.config() else {"env": uv_settings()}
+    done = run([uv.find_uv_bin(), "pip", "compile", "-", *options], stdin="\n".join(asked.specs).encode(), **own)
     if done.returncode:
         raise EnvironmentUnfitError(
             f"{', '.join(asked.specs)} cannot be had for Python {python} on {platform}",

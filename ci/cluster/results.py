@@ -1,10 +1,10 @@
-"""The results of the hosts, from what Ansible's plugin writes, and the table of them."""
+"""The results of the hosts, which Ansible's plugin collects, and the table of them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from enum import Enum
+from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 from rich.markup import escape
@@ -24,6 +24,7 @@ _MEANINGS = {
     "SyntaxError": _OLD,
     "Timed out after": _HANGS,
     "expected time frame": _HANGS,
+    "Exec format error": "uv is for another architecture: -- -e multiworld_torch_uv=PATH names one for this host's",
     "No start of json char found": _NOISE,
     "MODULE FAILURE": _NOISE,
 }
@@ -32,21 +33,8 @@ _OWN = ("torch", "torch-multiworld", "multiworld-torch-overlay")
 _UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"
 
 
-class Outcome(Enum):
-    """What became of a host; the first four are as wanted."""
-
-    INSTALLED = "installed"
-    ROLLED_BACK = "rolled back"
-    UNCHANGED = "unchanged"
-    LOOKED = "looked"
-    PENDING = "would change"
-    STOPPED = "not finished"
-    FAILED = "failed"
-    UNREACHABLE = "unreachable"
-
-    @property
-    def good(self) -> bool:
-        return self in list(Outcome)[:4]
+#: What the module says that became of a host.
+Outcome = Literal["installed", "rolled back", "unchanged", "looked", "would change", "not finished"]
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -60,7 +48,7 @@ class Check(msgspec.Struct, frozen=True):
 class Facts(msgspec.Struct, frozen=True):
     """What the module tells of a host; `wanted` is the release that it is to use, once that is made."""
 
-    outcome: Outcome = Outcome.STOPPED
+    outcome: Outcome = "not finished"
     release: str = ""
     kept: list[str] = []
     versions: dict[str, str] = {}
@@ -72,24 +60,28 @@ class Result(msgspec.Struct):
     """A host: what its tasks told, one after the other, and why one failed."""
 
     host: str
-    outcome: Outcome = Outcome.STOPPED
+    outcome: str = "not finished"
     what: str = "the run ended before its turn"
     facts: Facts = Facts()
 
+    @property
+    def good(self) -> bool:
+        return self.outcome in ("installed", "rolled back", "unchanged", "looked")
+
     def hear(self, facts: object, outcome: str, why: str) -> None:
         """Take over what one task told; after a failure, nothing."""
-        if self.outcome in (Outcome.FAILED, Outcome.UNREACHABLE):
+        if self.outcome in ("failed", "unreachable"):
             return
         try:
             self.facts = msgspec.convert(msgspec.to_builtins(self.facts) | (facts or {}), Facts)
         except (msgspec.ValidationError, TypeError):
             outcome, why = "failed", "its answer is not that of the module"
-        self.outcome = Outcome(outcome) if outcome else self.facts.outcome
+        self.outcome = outcome or self.facts.outcome
         if outcome:
             meaning = [meaning for words, meaning in _MEANINGS.items() if words in why][:1]
             self.what = clean("\n".join([*meaning, why])) or "it gives no reason"
-        elif self.outcome is not Outcome.STOPPED:
-            self.what = "" if self.outcome.good else f"it would use {self.facts.wanted}"
+        elif self.outcome != "not finished":
+            self.what = "" if self.good else f"it would use {self.facts.wanted}"
 
 
 def clean(text: str) -> str:
@@ -97,16 +89,6 @@ def clean(text: str) -> str:
     said = re.sub(r"Traceback \(most recent.*\n(?:[ \t].*\n)*", "", text.replace("\r", "").strip()[:2000])
     lines = said.splitlines()[:15]
     return "\n".join("".join(char if char.isprintable() else _UNPRINTABLE for char in line) for line in lines)
-
-
-def results(lines: Iterable[bytes]) -> list[Result]:
-    """Return one result for each host that Ansible knew."""
-    found: dict[str, Result] = {}
-    for line in lines:
-        event = msgspec.json.decode(line)
-        name = event.pop("name")
-        found.setdefault(name, Result(name)).hear(**event)
-    return list(found.values())
 
 
 def table(all_of: Sequence[Result]) -> Table:
@@ -120,11 +102,11 @@ def table(all_of: Sequence[Result]) -> Table:
         others = "\n".join(name for name in one.facts.kept if name != one.facts.release)
         cells = [one.host, one.facts.release, *(one.facts.versions.get(name, "") for name in names), doctor, others]
         host, *rest = (escape(clean(cell)) or "-" for cell in cells)
-        made.add_row(host, f"[{'green' if one.outcome.good else 'bold red'}]{one.outcome.value}[/]", *rest)
+        made.add_row(host, f"[{'green' if one.good else 'bold red'}]{one.outcome}[/]", *rest)
     return made
 
 
 def problems(all_of: Sequence[Result]) -> str:
     """Return the causes of the hosts that are not as wanted."""
-    bad = (f"{clean(one.host)}: {one.outcome.value}: {one.what}" for one in all_of if not one.outcome.good)
+    bad = (f"{clean(one.host)}: {one.outcome}: {one.what}" for one in all_of if not one.good)
     return "\n".join(text.replace("\n", "\n    ") for text in bad)

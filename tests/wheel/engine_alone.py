@@ -27,8 +27,8 @@ def joined(native: Any) -> tuple[Any, Any]:
 
 def carried(sender: Any, receiver: Any, sent: bytes) -> bytes:
     """Send bytes from one engine to the other; both move data, each in a thread that waits."""
-    taken = receiver.start((True, 0, 7, OBJECT, 0, LIMIT, None, None))
-    given = sender.start((False, 1, 7, OBJECT, 0, len(sent), sent, None))
+    taken = receiver.start((True, False, 0, 7, OBJECT, 0, LIMIT, None, None))
+    given = sender.start((False, False, 1, 7, OBJECT, 0, len(sent), sent, None))
     other = threading.Thread(target=sender.wait, args=(given, SECONDS))
     other.start()
     assert receiver.wait(taken, SECONDS)[0] == DONE
@@ -57,7 +57,9 @@ def main() -> None:
     for size in (0, 1, 5_000_000):
         sent = bytes(range(256)) * (size // 256) + bytes(size % 256)
         assert carried(a, b, sent) == sent, size
-    assert refused(ValueError, a.start, (False, 5, 7, OBJECT, 0, 1, b"x", None))  # no such peer: std::out_of_range
+    assert refused(
+        ValueError, a.start, (False, False, 5, 7, OBJECT, 0, 1, b"x", None)
+    )  # no such peer: std::out_of_range
     with tempfile.TemporaryFile() as file:  # epoll takes none: std::system_error
         assert refused(PermissionError, native.Engine, 0, {1: file.fileno()}, 1 << 20)
     assert carried(a, b, b"after") == b"after"

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import shutil
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -17,9 +20,9 @@ import uv
 
 from build.cli import guarded, only
 from build.paths import REPO
-from ci.cluster.app import install
+from ci.cluster.__main__ import install
 from tests.build.cluster.conftest import Site
-from tests.build.cluster.hosts import Cluster, offer, offer_named
+from tests.build.cluster.hosts import Cluster, cluster, offer, offer_named
 from tests.build.cluster.test_module import foreign
 from tests.build.small_disk import small_disk
 from tests.build.wheels.little_wheel import call, clean
@@ -84,6 +87,10 @@ def _python_of_nobody() -> str:
     pytest.skip("no Python of this machine can be run as nobody by these tests: --become was not tested")
 
 
+#: The beginning of a program for aarch64, or on such a machine for x86-64; its mode is what the role gives it.
+_ARM = struct.pack("<4s12xHHIQ32x", b"\x7fELF", 2, 62 if os.uname().machine == "aarch64" else 183, 1, 0)
+
+
 def test_another_user_and_one_host_after_the_other(site: Site) -> None:
     """Ansible's own: privilege, `serial`, and an end when enough have failed; what was not begun is told, too."""
     python = _python_of_nobody()
@@ -92,12 +99,18 @@ def test_another_user_and_one_host_after_the_other(site: Site) -> None:
         open_to_all.top.chmod(0o777)
         foreign(open_to_all.prefix("three"))
         inventory = open_to_all.local("one", "two", "three", "four", "five", ansible_python_interpreter=python)
-        hooks = (f"--drain=echo {{{{ inventory_hostname }}}} >> {folder}/log", "--serial=2", "--max-fail=40")
+        foreign_uv = open_to_all.top / "uv for arm"
+        foreign_uv.write_bytes(_ARM)
+        inventory.write_text(
+            re.sub(r"^four .*", rf"\g<0> multiworld_torch_uv='{foreign_uv}'", inventory.read_text(), flags=re.M)
+        )
+        hooks = (f"--drain=echo {{{{ inventory_hostname }}}} >> {folder}/log", "--serial=2", "--max-fail=60")
         become = ("--become", "--become-method=su", "--become-user=nobody", "-e", "ansible_become_flags='-s /bin/sh'")
         wanted = ("torch-multiworld==1.0", site.source, "--inventory", inventory, *hooks)
         status, hosts, said = open_to_all.run(*wanted, "--", *become, without="HOME")
-        ends = ["installed", "installed", "failed", "not finished", "not finished"]
+        ends = ["installed", "installed", "failed", "failed", "not finished"]
         assert (status, [host["outcome"] for host in hosts.values()]) == (25, ends), said
+        assert "uv is for another architecture" in hosts["four"]["what"], said
         assert {path.owner() for path in open_to_all.prefix("one").glob("releases/*")} == {"nobody"}
         assert sorted(Path(folder, "log").read_text().split()) == ["one", "two"]
         assert not open_to_all.prefix("five").exists()
@@ -235,6 +248,16 @@ def test_hosts_that_misbehave_are_told_and_the_others_go_on(site: Site, fleet: C
     assert f"--limit '{','.join(name for name in hosts if name not in names)}'" in said
 
 
+def test_a_run_uses_no_connection_of_another(site: Site, fleet: Cluster, tmp_path: Path) -> None:
+    """A host of that name in another configuration of ssh is another host, a second later, too."""
+    fleet.add("node")
+    foreign(fleet.hosts["node"].home / "multiworld")
+    with cluster(tmp_path / "other") as other:
+        other.add("node")
+        seen = [site.run("--status", "--hosts=node", *made.ssh)[1] for made in (other, fleet)]
+    assert [outcomes(hosts) for hosts in seen] == [{"node": "looked"}, {"node": "failed"}]
+
+
 def _wait(done: Callable[[], bool], what: str) -> None:
     waited = threading.Event()
     for _ in range(1200):
@@ -283,21 +306,35 @@ def _command(pid: int) -> bytes:
     ("arguments", "text"),
     [
         (["torch-multiworld==1.0"], "name the hosts"),
-        (["x", "--hosts", "-oProxyCommand=id"], "is not a list of hosts"),
+        (["x", "--hosts", "-oProxyCommand=id"], "is not a list of at most"),
         (["x", "--hosts", "a", "--limit", "b"], "no hosts"),
         (["x", "--inventory", "nothing"], "nothing"),
         (["--hosts", "a"], "name one of these"),
         (["x", "--status", "--hosts", "a"], "name one of these"),
         (["torch multiworld", "--hosts", "a"], "cannot be installed"),
         (["x", "--hosts", "a", "--wheels", "."], "has no wheels"),
+        (["x", "--hosts", "a", "--wheels", "odd"], "something else that is called so"),
     ],
 )
 def test_mistakes_are_said_before_a_host_is_asked(
     arguments: list[str], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "odd").mkdir()
+    os.mkfifo(tmp_path / "odd" / "x-1-py3-none-any.whl")
     assert guarded(only(install), arguments) == 2
     assert text in capsys.readouterr().err
+
+
+def test_no_home_is_told() -> None:
+    """By whom no entry of the users' list has a home either."""
+    program = REPO / "ci" / "install"
+    command: list[str | Path] = ["setpriv", "--reuid=54321", "--clear-groups", _python_of_nobody(), program, "--help"]
+    homeless = {name: value for name, value in clean().items() if name not in ("HOME", "MULTIWORLD_CACHE")}
+    done = subprocess.run(command, env=homeless, cwd="/", capture_output=True, text=True, check=False, timeout=60)
+    if "Permission denied" in done.stderr or shutil.which("setpriv") is None:
+        pytest.skip("other users cannot read this checkout")
+    assert (done.returncode, "set HOME or MULTIWORLD_CACHE" in done.stderr) == (5, True), done.stderr
 
 
 #: An environment whose Python only says how it was called.

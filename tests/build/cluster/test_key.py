@@ -6,6 +6,7 @@ import platform
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -20,9 +21,11 @@ from build.errors import ClaimError, ToolError
 from build.wheelhouse import signing
 from build.wheelhouse.signer import Signer
 from build.wheelhouse.trust import NAME
-from ci.cluster.app import install
-from ci.cluster.lock import Request, lock
+from ci.cluster.__main__ import install
+from ci.cluster.lock import REQUEST, Request, lock
 from docs.bench.wheelhouse import write_release
+from tests.build.cluster.conftest import Site
+from tests.build.official.server import Index
 from tests.build.wheelhouse.conftest import served
 from tests.build.wheelhouse.test_install import OWN, call
 
@@ -36,7 +39,24 @@ def _key(path: Path) -> tuple[Path, Path]:
     return path, public
 
 
-def test_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def request_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Request], Path]:
+    """Return what writes a request into a folder of its own."""
+
+    def write(asked: Request) -> Path:
+        folder = tmp_path_factory.mktemp("locks")
+        (folder / REQUEST).write_bytes(msgspec.json.encode(asked))
+        return folder
+
+    return write
+
+
+def test_a_key(
+    tmp_path: Path,
+    request_in: Callable[[Request], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Signed by it, by another one, and a wheelhouse whose index has a file that its signed list lacks."""
     monkeypatch.setenv("SOURCE_DATE_EPOCH", str(int(time.time())))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -51,10 +71,14 @@ def test_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
     def locked(url: str) -> str:
         asked = Request(("multiworld-torch-overlay",), (f"{url}/simple",), signer=Signer(str(public)))
-        return lock(msgspec.json.encode(asked), python, platform.machine(), "2.39")
+        return lock(request_in(asked), python, platform.machine(), "2.39").read_text()
 
     with served(house) as (url, _):
         assert "9.1.0" in locked(url)
+        site = Site(tmp_path, Index())
+        wanted = ("multiworld-torch-overlay", "--index", f"{url}/simple", "--key", public)
+        status, hosts, said = site.run(*wanted, "--inventory", site.local("one"), "--check")
+        assert (status, hosts["one"]["outcome"]) == (26, "would change"), said
         words = ["multiworld-torch-overlay", "--hosts", "a", "--index", f"{url}/simple", "--key", str(other)]
         assert guarded(only(install), words) == ClaimError.exit_code
         assert "is not signed by key" in capsys.readouterr().err
@@ -64,7 +88,9 @@ def test_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
             locked(url)
 
 
-def test_every_file_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_file_in_turn(
+    tmp_path: Path, request_in: Callable[[Request], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is read of a wheelhouse on the way to a host, each with another byte: refused here, or by uv on the host."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("UV_NO_CACHE", "1")
@@ -77,7 +103,7 @@ def test_every_file_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     def installed(url: str) -> bool:
         asked = Request(("multiworld-torch-overlay",), (f"{url}/simple",), signer=Signer(str(public)))
-        (tmp_path / "pylock.toml").write_text(lock(msgspec.json.encode(asked), OWN, platform.machine(), "2.39"))
+        (tmp_path / "pylock.toml").write_text(lock(request_in(asked), OWN, platform.machine(), "2.39").read_text())
         command: list[str | Path] = [
             uv.find_uv_bin(),
             "pip",

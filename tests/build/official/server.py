@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import re
 import ssl
 import threading
@@ -27,6 +28,7 @@ class Index:
         keeps: the part of such an answer that it sends before, one after the other; the last one stays.
         stall: when set, answers stop at half until it is cleared.
         json: serves PEP 691 JSON instead of HTML.
+        metadata: serves the METADATA of a wheel beside it (PEP 658), with HTML.
         login: name and password (`me:secret`) without which it answers nothing.
         requests: method, path and range of every request.
         sent: bytes of wheels sent.
@@ -39,6 +41,7 @@ class Index:
     stall: threading.Event | None = None
     stalled: threading.Event = field(default_factory=threading.Event)
     json: bool = False
+    metadata: bool = False
     login: str = ""
     requests: list[tuple[str, str, str]] = field(default_factory=list)
     sent: int = 0
@@ -61,7 +64,8 @@ class Index:
                 for name in names
             )
             return "application/vnd.pypi.simple.v1+json", f'{{"meta":{{}},"files":[{rows}]}}'.encode()
-        rows = "".join(f'<a href="../../files/{name}#sha256={digest[name]}">{name}</a>\n' for name in names)
+        more = ' data-core-metadata="true"' if self.metadata else ""
+        rows = "".join(f'<a href="../../files/{name}#sha256={digest[name]}"{more}>{name}</a>\n' for name in names)
         return "text/html", f"<!DOCTYPE html><html><body>{rows}</body></html>".encode()
 
 
@@ -87,6 +91,11 @@ class _Handler(BaseHTTPRequestHandler):
         name = self.path.rpartition("/")[2]
         if self.path.startswith("/files/") and name in self.index.files:
             self.wheel(self.index.files[name])
+            return
+        if self.index.metadata and name.removesuffix(".metadata") in self.index.files:
+            with zipfile.ZipFile(io.BytesIO(self.index.files[name.removesuffix(".metadata")])) as wheel:
+                (member,) = [path for path in wheel.namelist() if path.endswith(".dist-info/METADATA")]
+                self.answer(200, "text/plain", wheel.read(member))
             return
         page = self.index.page(self.path.strip("/").rpartition("/")[2])
         self.answer(200 if page else 404, *(page or ("text/plain", b"")))

@@ -65,14 +65,17 @@ def test_a_wheelhouse_and_each_wheel(house: Path, root: Path, capsys: pytest.Cap
     assert "by sigstore, NOT CHECKED" in capsys.readouterr().out
 
 
-def test_ci_install_takes_it_from_that_job_alone(house: Path, root: Path) -> None:
+def test_ci_install_takes_it_from_that_job_alone(house: Path, root: Path, tmp_path: Path) -> None:
     """As the lookup of the role asks, with the hosts' kind."""
 
     def locked(identity: str) -> str:
         signer = Signer(identity=identity, trusted_root=str(root))
         asked = lock.Request(("multiworld-torch-overlay",), (f"{url}/simple",), signer=signer)
         kind = (".".join(map(str, sys.version_info[:2])), platform.machine(), "2.39")
-        return lock.lock(msgspec.json.encode(asked), *kind)
+        folder = tmp_path / signer.identity.replace("/", "_")
+        folder.mkdir()
+        (folder / lock.REQUEST).write_bytes(msgspec.json.encode(asked))
+        return lock.lock(folder, *kind).read_text()
 
     with served(house) as (url, _):
         assert "9.1.0" in locked(ME)

@@ -21,11 +21,10 @@ def expand(text: str) -> list[str]:
     """Return the hosts of a list in its order, each once; a range keeps the leading zeros of its first number."""
     found: dict[str, None] = {}
     for item in re.split(r"[,\s]+(?![^\[]*\])", text.strip(", ")):
-        if not _ITEM.fullmatch(item):
-            raise AnsibleParserError(f"{item!r} is not a list of hosts as Slurm writes them, e.g. node[01-20],login1")
         parts = [_numbers(part) if part[:1] == "[" else [part] for part in re.split(r"(\[.*?\])", item)]
-        if prod(map(len, parts)) > MOST:
-            raise AnsibleParserError(f"{item!r} names more than {MOST} hosts")
+        if not _ITEM.fullmatch(item) or prod(map(len, parts)) > MOST:
+            wanted = f"a list of at most {MOST} hosts as Slurm writes them, e.g. node[01-20],login1"
+            raise AnsibleParserError(f"{item!r} is not {wanted}")
         found.update(dict.fromkeys(map("".join, product(*parts))))
     return list(found)
 

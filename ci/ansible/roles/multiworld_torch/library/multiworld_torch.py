@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import fcntl
 import json
 import os
-import platform
 import pwd
 import re
 import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Iterator  # noqa: UP035 - typing's, for Python 3.8
+from typing import Any, Callable  # noqa: UP035 - typing's, for Python 3.8
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -67,14 +66,13 @@ class Prefix:
         if self.path.exists() and not marked(self.path) and any(self.path.iterdir()):
             raise UnfitError(f"{self.path} has files of somebody else: name a new or an empty folder as the prefix")
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        with (self.path / ".lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UnfitError("another installation is at work on this host: run again when it has ended") from None
-            yield
+    def lock(self) -> None:
+        """Keep other installations out until this process ends."""
+        self.held = (self.path / ".lock").open("w")
+        try:
+            fcntl.flock(self.held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UnfitError("another installation is at work on this host: run again when it has ended") from None
 
     def kept(self) -> list[str]:
         """Return the whole releases, which have a lock, the one that was used last first."""
@@ -90,12 +88,10 @@ class Prefix:
 
     def current(self) -> str:
         """Return the release in use, empty for none; a link of somebody else is refused."""
-        if not os.path.lexists(str(self.link)):
-            return ""
-        folder, _, name = os.readlink(str(self.link)).rpartition("/") if self.link.is_symlink() else ("", "", "")  # noqa: PTH115
-        if folder != "releases":
+        found = self.link.resolve()
+        if os.path.lexists(str(self.link)) and found.parent != self.releases.resolve():
             raise UnfitError(f"{self.link} is not a link of this installation: move it away")
-        return name if name in self.kept() else ""
+        return found.name if found.name in self.kept() else ""
 
     def use(self, name: str) -> None:
         """Let the link name a release, in one step; without a name there is none."""
@@ -111,13 +107,11 @@ class Prefix:
         """Remove all but the current release, those used last, and what these and a lock have in the cache."""
         current = self.current()
         kept = {current, *[name for name in self.kept() if name != current][:keep]}
-        for removed in self.cache.glob("removed-*"):  # what was begun and not finished
-            shutil.rmtree(str(removed))
         for folder in self.releases.glob("*"):
             if marked(folder) and folder.name not in kept:
-                removed = self.cache / f"removed-{folder.name}"
-                folder.replace(removed)  # in one step: there is never half a release
-                shutil.rmtree(str(removed))
+                folder.replace(self.cache / f"removed-{folder.name}")  # in one step: there is never half a release
+        for removed in self.cache.glob("removed-*"):
+            shutil.rmtree(str(removed))
         locks = self.locks() + lock
         for sent in self.cache.glob("wheels/*"):
             if sent.name not in locks:
@@ -135,29 +129,21 @@ def cuda() -> int:
     return version.value // 1000
 
 
-def doctor(folder: Path, run: Run) -> list[dict[str, str]]:
+def doctor(folder: Path, run: Run, judge: bool = True) -> list[dict[str, str]]:
     """Return what `multiworld doctor` finds; nothing where multiworld is not part of the release."""
     program = folder / "bin" / "multiworld"
-    if not program.exists():
-        return []
     try:
-        return [dict(check) for check in json.loads(run([str(program), "doctor", "--json"], judge=False))["checks"]]
+        found = json.loads(run([str(program), "doctor", "--json"], judge=False))["checks"] if program.exists() else []
+        bad = [f"{check['name']}: {check['found']}" for check in found if check["verdict"] == "fail"]
     except (ValueError, KeyError, TypeError):
-        return [{"name": "multiworld doctor --json", "verdict": "fail", "found": "it gives no verdicts"}]
-
-
-def healthy(folder: Path, run: Run) -> list[dict[str, str]]:
-    found = doctor(folder, run)
-    bad = [f"{check.get('name')}: {check.get('found')}" for check in found if check.get("verdict") == "fail"]
-    if bad:
+        raise UnfitError("multiworld doctor --json gives no verdicts") from None
+    if bad and judge:
         raise UnfitError("multiworld doctor finds failures: " + "; ".join(bad))
-    return found
+    return list(found)
 
 
 def looked(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:
-    if not asked["doctor"]:
-        return {}
-    return {"outcome": "looked", "doctor": doctor(prefix.link, run) if prefix.current() else []}
+    return {"outcome": "looked", "doctor": doctor(prefix.link, run, judge=False)} if asked["doctor"] else {}
 
 
 def claimed(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:  # noqa: ARG001 - as the others
@@ -171,12 +157,11 @@ def claimed(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]: 
     free = shutil.disk_usage(str(there)).free
     if need > free:
         raise UnfitError(f"the disk is full: the release needs {need >> 20} MB, {free >> 20} MB are free in {there}")
-    new = not marked(prefix.path)
     if not asked["dry"]:
         for folder in (prefix.releases, prefix.cache / "wheels"):
             folder.mkdir(parents=True, exist_ok=True)
         (prefix.path / MARK).touch()
-    return {"changed": new}
+    return {"changed": True}
 
 
 def made(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:
@@ -190,7 +175,7 @@ def made(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:
         if len(kept) != 1:
             names = ", ".join(prefix.kept()) or "none"
             raise UnfitError(f"{len(kept)} kept releases begin with {asked['release']!r}; kept are: {names}")
-    found = {"wanted": kept[0], "doctor": healthy(prefix.releases / kept[0], run)}
+    found = {"wanted": kept[0], "doctor": doctor(prefix.releases / kept[0], run)}
     return {**found, "outcome": "unchanged"} if kept[0] == prefix.current() else found
 
 
@@ -210,6 +195,7 @@ def filled(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:
     (folder / MARK).touch()
     try:
         uv, python = str(prefix.cache / "uv-program"), str(folder / "bin" / "python")
+        subprocess.call([uv, "--version"], stdout=subprocess.DEVNULL)  # raises for another architecture; shells go on
         run([uv, "venv", "--allow-existing", "--python", sys.executable, str(folder)])
         sync = [uv, "pip", "sync", "--preview-features", "pylock", "--python", python, str(lock)]
         # What a kept release has is in the cache; a server that says nothing of its age would be asked for it again.
@@ -218,7 +204,7 @@ def filled(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:
         lock.write_text(asked["lock"], encoding="utf-8")
         run(sync)
         run([uv, "pip", "check", "--python", python])
-        found = healthy(folder, run)
+        found = doctor(folder, run)
         lock.rename(folder / LOCK)
     finally:
         if lock.exists():
@@ -244,18 +230,17 @@ def current(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:
     return {**found, "changed": True, "outcome": "installed" if asked["lock"] else "rolled back"}
 
 
-def host(prefix: Prefix, run: Run) -> dict[str, Any]:
+def host(prefix: Prefix) -> dict[str, Any]:
     """Return what the host is and what it runs; something is left to do, unless the state says otherwise."""
     uv = prefix.cache / "uv-program"
     infos = (path.name[: -len(".dist-info")] for path in prefix.link.glob("lib/python*/site-packages/*.dist-info"))
     return {
         "prefix": str(prefix.path),
         "python": ".".join(map(str, sys.version_info[:2])),
-        "machine": platform.machine(),
-        "glibc": platform.libc_ver()[1],
-        "cuda": cuda(),
+        "machine": os.uname().machine,
+        "glibc": (os.confstr("CS_GNU_LIBC_VERSION") or "").rpartition(" ")[2],
         "outcome": "not finished",
-        "uv": run([str(uv), "--version"], judge=False).strip() if uv.exists() else "",
+        "uv": uv.stat().st_size if uv.exists() else 0,
         "release": prefix.current(),
         "kept": prefix.kept(),
         "versions": {name.lower().replace("_", "-"): version for name, _, version in (i.partition("-") for i in infos)},
@@ -270,10 +255,9 @@ def runner(module: AnsibleModule, cache: Path) -> Run:
         status, out, err = module.run_command([*limit, *words], environ_update={**own, "PYTHONNOUSERSITE": "1"})
         if status and judge:
             why = "did not end in time" if status == 124 else f"failed with status {status}"
-            full = "the disk is full: " if "os error 28" in err else ""
             end = "\n".join((err.strip() or out).splitlines()[-12:])
             shown = " ".join([Path(words[0]).name, *words[1:3]])[:80]
-            raise UnfitError(f"{full}{shown} {why}\n{end}")
+            raise UnfitError(f"{shown} {why}\n{end}")
         return str(out)
 
     return run
@@ -287,15 +271,14 @@ def main() -> None:
         asked["lock"] = re.sub(r'\bpath = "[^"]*/', f'path = "{prefix.cache}/wheels/', asked["lock"])
         run = runner(module, prefix.cache / "uv")
         act = {"looked": looked, "claimed": claimed, "made": made, "current": current}[asked["state"]]
-        writes = asked["state"] in ("made", "current") and not asked["dry"]
-        with prefix.locked() if writes else contextlib.nullcontext():
-            answer = act(prefix, asked, run)
-        module.exit_json(changed=answer.pop("changed", False), host={**host(prefix, run), **answer})
+        if asked["state"] in ("made", "current") and not asked["dry"]:
+            prefix.lock()
+        answer = act(prefix, asked, run)
+        module.exit_json(changed=answer.pop("changed", False), host={**host(prefix), **answer})
     except UnfitError as error:
         module.fail_json(msg=str(error))
     except OSError as error:
-        full = "the disk is full: " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        module.fail_json(msg=f"{full}{error}; correct that there, or name another prefix")
+        module.fail_json(msg=f"{error}; correct that there, or name another prefix")
 
 
 if __name__ == "__main__":
