@@ -20,6 +20,7 @@ from multiworld.errors import InvalidArgument, MultiWorldError, RendezvousError,
 from multiworld.liveness.neighbour import this_process
 from multiworld.process.join_threads import CROWD_SECONDS, JoinJob, Pause, Steps
 from multiworld.rendezvous.ledger import BY_ROSTER, Claim, Ledger
+from multiworld.rendezvous.renewal import Kept
 from multiworld.rendezvous.wiring import HandshakeAcceptor, Incompatible, PeerDialler, Wires, WiringFailed, alive, wire
 from multiworld.store.client import SILENT, Cancelled, Deadline, StoreClient, StoreFailed
 from multiworld.store.sources import StoreSource
@@ -91,6 +92,7 @@ class Rendezvous:
         resize: whether to wait when the world exists with another size.
         after: our last generation; the new one is higher.
         cancelled: asked now and then; True gives up.
+        kept: connections of the last generation.
     """
 
     def __init__(
@@ -105,8 +107,9 @@ class Rendezvous:
         resize: bool = False,
         after: int = 0,
         cancelled: Callable[[], bool] = lambda: False,
+        kept: Kept | None = None,
     ) -> None:
-        self._job = job
+        self._job, self._kept = job, kept or Kept()
         self._listener = listener
         self._unconnected = unconnected
         self._config = config
@@ -369,7 +372,8 @@ class Rendezvous:
             dialler = PeerDialler(config.name, generation, place, claims, config.network, self._near)
             # A peer most likely has as many joins under way as this process.
             patience = lambda: STEP_SECONDS + CROWDED_STEP_SECONDS * self._job.crowd  # noqa: E731
-            return (yield from wire(dialler, acceptor, self._deadline, patience, given_up, self._unconnected))
+            kept = self._kept.among(claims)
+            return (yield from wire(dialler, acceptor, self._deadline, patience, given_up, self._unconnected, kept))
         except WiringFailed as failed:
             self._complaint = acceptor.complaint() or self._complaint
             self._why = f"rank {failed.peer} joined but could not be connected to: {failed.why}"

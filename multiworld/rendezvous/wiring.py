@@ -1,7 +1,8 @@
 """The connections between the members of one generation: two to each peer, one for data, one for control.
 
 Members are numbered by places: ranks, or places in a list of candidates of which not all came. The higher one dials the
-lower. Both say who they are; a wrong world, generation, rank or incarnation is refused, with the reason. Then each
+lower. Both say who they are; a wrong world, generation, rank or incarnation is refused, with the reason. Where both have
+kept their connections of the last generation, they go on with these, see ``renewal``. Then each
 member dials those that it is going to ping, unless another world has done so already. When a member has all its
 connections it says so on each. It is in once all members have said so: from then on a sign of life does not need the
 Python of a peer.
@@ -16,7 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from multiworld.config import NetworkSettings, printed
@@ -25,6 +26,7 @@ from multiworld.liveness.neighbour import shares_network
 from multiworld.liveness.pulse import first_ping
 from multiworld.process.join_threads import Pause, Steps
 from multiworld.rendezvous.ledger import Claim
+from multiworld.rendezvous.renewal import Pair, Renewal, marks
 from multiworld.transport.descriptors import descriptor_shortage
 from multiworld.transport.endpoint import Endpoint, Taker
 from multiworld.transport.greeting import GreetingError, Hello, Reason, Role
@@ -96,6 +98,18 @@ class PeerDialler:
             raise
         return sock
 
+    def mark(self, kept: dict[int, Pair]) -> None:
+        """Give connections that were kept the marks of this generation."""
+        for peer, pair in kept.items():
+            pair.marks = marks(
+                self.network.secret, f"{self.world}\n{self.generation}", self.claims[self.rank], self.claims[peer]
+            )
+
+    def dial_both(self, wires: Wires, peer: int, left: Left) -> None:
+        """Make both connections to ``peer``; raises as ``wire``."""
+        for role in ROLES:
+            wires.put(peer, role, self.wire(peer, role, left(time.monotonic())))
+
     def wire(self, peer: int, role: Role, timeout: float) -> socket.socket:
         """Connect to ``peer`` for ``role``. Raises ``WiringFailed`` if it cannot be reached or refuses,
         ``Incompatible`` if it has another secret or protocol."""
@@ -116,22 +130,30 @@ class PeerDialler:
 @dataclass(frozen=True, slots=True)
 class Wires:
     """The connections, by place. ``pulses`` lead to the peers that we ping and that no other world of ours pings;
-    ``dial_pulse`` makes another of these within some seconds."""
+    ``dial_pulse`` makes another of these within some seconds. Lanes with ``marks`` were in use before, see ``Pair``."""
 
     lanes: dict[int, socket.socket]
     controls: dict[int, socket.socket]
     pulses: dict[int, socket.socket]
     dial_pulse: Callable[[int, float], socket.socket]
+    marks: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
 
     def put(self, peer: int, role: Role, sock: socket.socket) -> None:
         (self.lanes if role is Role.LANE else self.controls)[peer] = sock
+
+    def go_on(self, peer: int, pair: Pair) -> None:
+        self.lanes[peer], self.controls[peer], self.marks[peer] = pair.lane, pair.control, pair.marks
 
     def by_rank(self, places: Sequence[int]) -> Wires:
         """The same by rank, which is the index in ``places``."""
         lanes, controls, pulses = (
             {places.index(place): sock for place, sock in table.items()} for table in self._tables()
         )
-        return Wires(lanes, controls, pulses, lambda rank, timeout: self.dial_pulse(places[rank], timeout))
+        marks = {places.index(place): both for place, both in self.marks.items()}
+        return Wires(lanes, controls, pulses, lambda rank, timeout: self.dial_pulse(places[rank], timeout), marks)
+
+    def lead_to(self, peer: int) -> bool:
+        return peer in self.lanes and peer in self.controls
 
     def close(self) -> None:
         for table in self._tables():
@@ -318,8 +340,10 @@ def wire(
     patience: Callable[[], float],
     cancelled: Callable[[], bool],
     unconnected: Unconnected,
+    kept: dict[int, Pair],
 ) -> Steps[Wires]:
-    """Make all connections of a member until ``deadline``; a step of a peer may take ``patience()`` seconds.
+    """Make all connections of a member until ``deadline``, but for those that were ``kept``; a step of a peer may take
+    ``patience()`` seconds.
 
     Raises:
         WiringFailed: with the rank of the peer that is missing, or since ``cancelled`` said True.
@@ -331,17 +355,19 @@ def wire(
         """Seconds that are left for a step which began at ``since``."""
         return max(since + SHORTEST_STEP, min(since + patience(), deadline)) - time.monotonic()
 
+    dialler.mark(kept)
+    renewal = Renewal(kept)
     try:
-        for peer in (place for place in dialler.claims if place < dialler.rank):
-            for role in ROLES:
-                wires.put(peer, role, dialler.wire(peer, role, left(time.monotonic())))
-        higher = [place for place in dialler.claims if place > dialler.rank]
-        yield from _await_arrivals(wires, higher, acceptor, left, cancelled)
+        for peer in (place for place in dialler.claims if place < dialler.rank and place not in renewal):
+            dialler.dial_both(wires, peer, left)
+        yield from _await_others(wires, renewal, dialler, acceptor, left, cancelled)
         _dial_pulses(wires, dialler, left, unconnected)
         yield from _all_ready(wires, left)
     except BaseException:
         wires.close()
         raise
+    finally:
+        renewal.close()
     return wires
 
 
@@ -356,23 +382,31 @@ def _dial_pulses(wires: Wires, dialler: PeerDialler, left: Left, unconnected: Un
             wires.pulses[peer] = dialler.pulse(peer, left(time.monotonic()))
 
 
-def _await_arrivals(
-    wires: Wires, higher: Iterable[int], acceptor: HandshakeAcceptor, left: Left, cancelled: Callable[[], bool]
+def _await_others(
+    wires: Wires,
+    renewal: Renewal,
+    dialler: PeerDialler,
+    acceptor: HandshakeAcceptor,
+    left: Left,
+    cancelled: Callable[[], bool],
 ) -> Steps[None]:
-    missing = {(peer, role) for peer in higher for role in ROLES}
-    since = time.monotonic()
-    while missing:
+    """Wait for those who dial us, and for the marks of those with whom we go on."""
+    since, pause = time.monotonic(), FIRST_PAUSE
+    while missing := [peer for peer in dialler.claims if peer != dialler.rank and not wires.lead_to(peer)]:
         with contextlib.suppress(queue.Empty):
             while True:
                 peer, role, sock = acceptor.arrived.get_nowait()
                 _send_at_once(sock)
                 wires.put(peer, role, sock)
-                missing.discard((peer, role))
-        if not missing:
-            return
+                renewal.drop(peer)  # it has not kept them
+        for peer, pair in renewal.look():
+            wires.go_on(peer, pair)
+        for peer in renewal.failed & {peer for peer in missing if peer < dialler.rank}:
+            dialler.dial_both(wires, peer, left)
         if cancelled() or left(since) < 0:
-            raise WiringFailed(min(peer for peer, _ in missing), "did not connect in time")
-        yield Pause(ARRIVAL_PAUSE, urgent=True)
+            raise WiringFailed(min(missing), "did not connect in time")
+        yield Pause(pause, urgent=True)
+        pause = min(pause * 1.5, ARRIVAL_PAUSE)
 
 
 def _all_ready(wires: Wires, left: Left) -> Steps[None]:

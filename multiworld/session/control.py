@@ -57,6 +57,8 @@ class Control:
         self._session = session
         self._socks = socks
         self._said = dict.fromkeys(socks, b"")
+        #: of these peers the next generation may want the connections
+        self._kept: frozenset[int] = frozenset()
         for sock in socks.values():
             sock.setblocking(False)
 
@@ -122,6 +124,22 @@ class Control:
         """Tell all peers which newcomers wait."""
         self._tell({"say": "pending", "waiting": waiting})
 
+    def keep(self, peers: Iterable[int]) -> None:
+        """Let ``close`` leave out the connections to ``peers``, until they are given up, or it is said again."""
+        self._kept = frozenset(peers)
+
+    def give_up(self) -> dict[int, socket.socket]:
+        """Hand over the connections that were kept and are still there. Not from the hub's thread."""
+        found: dict[int, socket.socket] = {}
+
+        def take() -> None:
+            for peer in self._kept & self._socks.keys():
+                found[peer] = self._socks.pop(peer)
+                self._session.hub.unwatch(found[peer])
+
+        self._session.hub.call_and_wait(take)
+        return found
+
     def close(self) -> None:
         """Close the connections, after what was told. From any thread."""
         self._session.hub.call(self._close_all)
@@ -133,10 +151,10 @@ class Control:
                 sock.send(line)
 
     def _close_all(self) -> None:
-        for sock in self._socks.values():
+        for peer in self._socks.keys() - self._kept:
+            sock = self._socks.pop(peer)
             self._session.hub.unwatch(sock)
             sock.close()
-        self._socks.clear()
 
     def _read(self, peer: int) -> None:
         sock = self._socks.get(peer)
