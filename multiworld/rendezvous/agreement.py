@@ -52,6 +52,8 @@ class Agreement:
     def __init__(self, roll: Roll, identity: str, runs: Callable[[Claim], bool]) -> None:
         self._roll, self._identity, self._runs = roll, identity, runs
         self._gone = set(roll.gone) - {identity}
+        #: claims by generation and identity
+        self._came: dict[tuple[int, str], Claim] = {}
         self._next_probe = time.monotonic() + FIRST_PROBE
 
     def candidates(self, ledger: Ledger, generation: int) -> list[Claim]:
@@ -88,11 +90,15 @@ class Agreement:
         if present[0].identity != self._identity:
             self._probe(present[:1])
             return None
-        claims = [ledger.claimed(generation, candidate.identity) for candidate in present]
-        came = [claim for claim in claims if claim is not None]
-        if len(came) == len(present):
-            return ledger.close_roster(generation, came)
-        self._probe([candidate for candidate, claim in zip(present, claims, strict=True) if claim is None])
+        missing = [claim for claim in present if (generation, claim.identity) not in self._came]
+        for candidate in missing:
+            claim = ledger.claimed(generation, candidate.identity)
+            if claim is not None:
+                self._came[generation, candidate.identity] = claim
+        missing = [claim for claim in missing if (generation, claim.identity) not in self._came]
+        if not missing:
+            return ledger.close_roster(generation, [self._came[generation, claim.identity] for claim in present])
+        self._probe(missing)
         return None
 
     def missing(self, ledger: Ledger, generation: int, candidates: Sequence[Claim]) -> list[Claim]:

@@ -41,8 +41,8 @@ class Reassembly(Rendezvous):
         self._agreement = Agreement(roll, self._config.identity, self._runs)
 
     def _newest(self) -> int | None:
-        newest = self._ledger.generation()
-        return newest if newest > self._after else self._ledger.advance(newest, self._after + 1)
+        newest = self._ledger.advance(self._after)  # most likely that is the last one
+        return newest if newest > self._after else self._ledger.advance(self._ledger.generation(), self._after + 1)
 
     def _place(self, generation: int) -> Steps[tuple[int, int]]:
         self._candidates = self._agreement.candidates(self._ledger, generation)
@@ -56,7 +56,7 @@ class Reassembly(Rendezvous):
     def _gather(self, generation: int, incarnation: str) -> Steps[dict[int, Claim]]:
         ours, pause = self._claim(generation, self._config.identity, incarnation), FIRST_PAUSE
         while (roster := self._agreement.look(self._ledger, generation, self._candidates)) is None:
-            if self._ledger.generation() != generation:
+            if pause == LONGEST_PAUSE and self._ledger.generation() != generation:  # else the roster is closed first
                 raise Moved
             self._say_who_is_missing(generation)
             yield Pause(pause)

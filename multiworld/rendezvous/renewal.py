@@ -1,8 +1,8 @@
 """Connections of the last generation that go on in the next one, between members that both have kept them.
 
 Nothing tells how much of the last generation is still under way on them, nor whether a frame was cut. So both sides
-send a mark, and drop what comes before the other's. A mark is made of both members' new incarnations, which did not
-exist when anything of the last generation was sent. It is told to whoever was greeted before, with the same secret.
+send a mark, and drop what comes before the other's. A mark is made of its sender's new incarnation, which did not exist
+when that sent anything of the last generation. It is told to whoever was greeted before, with the same secret.
 """
 
 from __future__ import annotations
@@ -94,6 +94,9 @@ class Renewal:
                 self.drop(place)
                 self.failed.add(place)
 
+    def __bool__(self) -> bool:
+        return bool(self._pairs)
+
     def __contains__(self, place: int) -> bool:
         return place in self._pairs
 
@@ -123,10 +126,6 @@ class Renewal:
         return pair
 
 
-def marks(secret: bytes | None, where: str, ours: Claim, theirs: Claim) -> tuple[bytes, bytes]:
-    """The marks of both sides in the generation that ``where`` tells."""
-
-    def mark(sender: Claim, receiver: Claim) -> bytes:
-        return hmac.digest(secret or b"-", f"{where}\n{sender.incarnation}\n{receiver.incarnation}".encode(), "sha256")
-
-    return mark(ours, theirs), mark(theirs, ours)
+def mark_of(sender: Claim, where: str, secret: bytes | None) -> bytes:
+    """The mark of a member in the generation that ``where`` tells."""
+    return hmac.digest(secret or b"-", f"{where} {sender.incarnation}".encode(), "sha256")

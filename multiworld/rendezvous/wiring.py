@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 from multiworld.config import NetworkSettings, printed
@@ -26,7 +27,7 @@ from multiworld.liveness.neighbour import shares_network
 from multiworld.liveness.pulse import first_ping
 from multiworld.process.join_threads import Pause, Steps
 from multiworld.rendezvous.ledger import Claim
-from multiworld.rendezvous.renewal import Pair, Renewal, marks
+from multiworld.rendezvous.renewal import Pair, Renewal, mark_of
 from multiworld.transport.descriptors import descriptor_shortage
 from multiworld.transport.endpoint import Endpoint, Taker
 from multiworld.transport.greeting import GreetingError, Hello, Reason, Role
@@ -46,6 +47,8 @@ DIAL_TRIES = 3
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05
 #: the same for connections, whose arrival wakes us
 ARRIVAL_PAUSE = 0.05
+#: the same for marks, which do not
+RENEWAL_PAUSE = 0.005
 #: how long a claimant may take to answer until it counts as gone
 ALIVE_SECONDS = 1.0
 #: what a step of a peer gets in any case, in seconds
@@ -100,10 +103,10 @@ class PeerDialler:
 
     def mark(self, kept: dict[int, Pair]) -> None:
         """Give connections that were kept the marks of this generation."""
+        mark = partial(mark_of, where=f"{self.world} {self.generation}", secret=self.network.secret)
+        ours = mark(self.claims[self.rank])
         for peer, pair in kept.items():
-            pair.marks = marks(
-                self.network.secret, f"{self.world}\n{self.generation}", self.claims[self.rank], self.claims[peer]
-            )
+            pair.marks = ours, mark(self.claims[peer])
 
     def dial_both(self, wires: Wires, peer: int, left: Left) -> None:
         """Make both connections to ``peer``; raises as ``wire``."""
@@ -406,7 +409,7 @@ def _await_others(
         if cancelled() or left(since) < 0:
             raise WiringFailed(min(missing), "did not connect in time")
         yield Pause(pause, urgent=True)
-        pause = min(pause * 1.5, ARRIVAL_PAUSE)
+        pause = min(pause * 1.5, RENEWAL_PAUSE if renewal else ARRIVAL_PAUSE)
 
 
 def _all_ready(wires: Wires, left: Left) -> Steps[None]:

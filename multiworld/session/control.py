@@ -57,6 +57,8 @@ class Control:
         self._session = session
         self._socks = socks
         self._said = dict.fromkeys(socks, b"")
+        #: reports of a break, after which another like it tells nothing
+        self._known: set[bytes] = set()
         #: of these peers the next generation may want the connections
         self._kept: frozenset[int] = frozenset()
         for sock in socks.values():
@@ -179,8 +181,12 @@ class Control:
             self._ended(peer, sock)
 
     def _take(self, peer: int, line: bytes) -> None:
+        if line in self._known:  # as all members tell all others the same
+            return
         try:
             self._handle(peer, json.loads(line))
+            if self._session.failure is not None and b'"break"' in line:
+                self._known.add(line)
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             what = f"rank {peer} sent on its control connection what cannot be right: {error}"
             self._session.lost(peer, LossReason.PROTOCOL, what)
@@ -206,6 +212,8 @@ class Control:
             us = self._session.membership
             if message.get("how") in GONE:
                 self._session.gone.update(set(ranks) & set(range(us.size)) - {us.rank})
+            if self._session.failure is not None:
+                return
             said = str(message.get("what"))
             what = said if " reports: " in said else f"rank {peer} reports: {said}"
             cause = f"see what rank {peer} reports" if message.get("kind") != "PeerLost" else None

@@ -61,7 +61,7 @@ LINGER_SECONDS = 2.0
 #: a backend that has not let go of a caller's memory after this long never will: its connections are closed
 HELD_SECONDS = 0.5
 #: how long the connections of a generation that is over are kept for the next one
-KEEP_SECONDS = 5.0
+KEEP_SECONDS = 10.0
 #: how long it may take from the end of a generation until they are known
 PART_SECONDS = 1.0
 
@@ -107,7 +107,9 @@ class Session:
         self._ended: set[int] = set()  # members whose connections end in order, after all that they sent
         self.slots: dict[int, DriverSlot] = {}
         device = CudaDevice(torch.device(config.device)) if self.membership.on_device else None
-        self._connect(wires, device)
+        self._connect(wires.lanes, device)
+        for peer, marks in wires.marks.items():
+            self.engine.native.begin_at(peer, *marks)
         self.acceptor = acceptor
         self.freed = threading.Event()
         self.control = Control(self, wires.controls)
@@ -125,15 +127,13 @@ class Session:
         self.bridge.start()
         self.control.start()
 
-    def _connect(self, wires: Wires, device: CudaDevice | None) -> None:
+    def _connect(self, socks: Mapping[int, socket.socket], device: CudaDevice | None) -> None:
         """Hand the data connections to the engine of this world."""
         us = self.membership
-        lanes = {peer: sock.fileno() for peer, sock in wires.lanes.items()}
+        lanes = {peer: sock.fileno() for peer, sock in socks.items()}
         native = reserve.make(library.module().Engine, us.rank, lanes, us.limits.max_message_bytes)
-        for sock in wires.lanes.values():
+        for sock in socks.values():
             sock.detach()  # the engine's from here on
-        for peer, marks in wires.marks.items():
-            native.begin_at(peer, *marks)
         self.engine = Engine(us, self, self.lock, time.monotonic, native, device)
         self.bridge = Bridge(self, self.engine)
 
@@ -329,6 +329,7 @@ class Session:
             self.control.tell_break(error, orderly=orderly)
         if orderly:
             self._parted.set()
+            self.hub.monitor.tidy()
         else:
             self._part(error)
         self._abort_slots()
@@ -405,6 +406,7 @@ class Session:
     def forget_kept(self) -> None:
         """Close the connections that were kept. From any thread."""
         self._parted.set()
+        self.hub.monitor.tidy()
         self.control.keep(())
         self.control.close()
         while self._lanes:

@@ -144,7 +144,7 @@ class Endpoint:
             self._exhausted = False
             self._hub.unwatch(listener)
             self._hub.call_later(ACCEPT_PAUSE, lambda: self._accept(listener, BATCH))
-        else:
+        elif most > 1:  # after a pause
             self._watch(listener)
 
     def _accept_one(self, listener: socket.socket) -> bool:
