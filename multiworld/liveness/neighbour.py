@@ -84,9 +84,9 @@ def machine() -> str:
         return f"unknown {os.urandom(8).hex()}"
 
 
-def shares_network(theirs: str) -> bool:
-    """Return whether another process, whose ``machine()`` is given, has our boot and our network namespace."""
-    boot, _, rest = machine().partition(" ")
+def share_network(ours: str, theirs: str) -> bool:
+    """Return whether two processes, whose ``machine()`` are given, have one boot and one network namespace."""
+    boot, _, rest = ours.partition(" ")
     there, _, other = theirs.partition(" ")
     return boot == there and rest.rpartition(" ")[2] == other.rpartition(" ")[2] != ""
 

@@ -56,12 +56,14 @@ class Reassembly(Rendezvous):
     def _gather(self, generation: int, incarnation: str) -> Steps[dict[int, Claim]]:
         ours, pause = self._claim(generation, self._config.identity, incarnation), FIRST_PAUSE
         while (roster := self._agreement.look(self._ledger, generation, self._candidates)) is None:
-            if pause == LONGEST_PAUSE and self._ledger.generation() != generation:  # else the roster is closed first
-                raise Moved
+            if pause == LONGEST_PAUSE:
+                self._check_newest(generation)
             self._say_who_is_missing(generation)
             yield Pause(pause)
             pause = min(pause * 1.5, LONGEST_PAUSE)
+        self._check_newest(generation)  # else others may have gone on, and forgotten another roster than this one
         self._agreement.check(roster, generation)
+        self._next_look = time.monotonic() + PROBE_SECONDS
         if ours not in roster:  # given up, or with a claim of ours that is not valid any more
             self._move_on(generation)
         places = {claim.identity: place for place, claim in enumerate(self._candidates)}
@@ -70,6 +72,10 @@ class Reassembly(Rendezvous):
             self._check_protocol(generation, place, claim)
         self._check_backends(claims)
         return claims
+
+    def _check_newest(self, generation: int) -> None:
+        if self._ledger.generation() != generation:
+            raise Moved
 
     def _say_who_is_missing(self, generation: int) -> None:
         """Fail once it takes too long."""

@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 
 from multiworld.config import NetworkSettings, printed
 from multiworld.liveness.monitor import watched_by
-from multiworld.liveness.neighbour import shares_network
+from multiworld.liveness.neighbour import share_network
 from multiworld.liveness.pulse import first_ping
 from multiworld.process.join_threads import Pause, Steps
 from multiworld.rendezvous.ledger import Claim
@@ -88,7 +88,8 @@ class PeerDialler:
     def dial(self, role: Role, peer: int, timeout: float) -> socket.socket:
         claim = self.claims[peer]
         hello = Hello(role, self.world, self.generation, self.rank, peer, claim.incarnation)
-        return dial(claim, hello, self.network, timeout, near=self.near and role is Role.LANE)
+        near = self.near and role is Role.LANE and share_network(self.claims[self.rank].machine, claim.machine)
+        return dial(claim, hello, self.network, timeout, near=near)
 
     def pulse(self, peer: int, timeout: float) -> socket.socket:
         """Connect to the responder of ``peer`` and wait for one answer; raises ``OSError``. Each step has ``timeout``
@@ -260,7 +261,7 @@ def dial(claim: Claim, hello: Hello, network: NetworkSettings, timeout: float, *
     """Connect to a member and greet it; the connection, once it has said yes.
 
     Args:
-        near: whether it need not be TCP, where the member is on this host.
+        near: whether it need not be TCP, as the member seems to be on this host.
 
     Raises:
         GreetingError: it says no, or is no member.
@@ -293,7 +294,7 @@ def _dial_once(claim: Claim, hello: Hello, network: NetworkSettings, until: floa
 def _connected_here(claim: Claim, seconds: float) -> socket.socket | None:
     """Connect without TCP. None if the member is on another host, or in a container that only looks as if it were on
     this one: a name that nobody has here is refused at once."""
-    if LOCAL_NAME.fullmatch(claim.local) and shares_network(claim.machine):
+    if LOCAL_NAME.fullmatch(claim.local):
         with contextlib.suppress(OSError):
             return connected_here(claim.local, seconds)
     return None
