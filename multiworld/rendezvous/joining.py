@@ -21,7 +21,16 @@ from multiworld.liveness.neighbour import this_process
 from multiworld.process.join_threads import CROWD_SECONDS, JoinJob, Pause, Steps
 from multiworld.rendezvous.ledger import BY_ROSTER, Claim, Ledger
 from multiworld.rendezvous.renewal import Kept
-from multiworld.rendezvous.wiring import HandshakeAcceptor, Incompatible, PeerDialler, Wires, WiringFailed, alive, wire
+from multiworld.rendezvous.wiring import (
+    HandshakeAcceptor,
+    Incompatible,
+    PeerDialler,
+    Wires,
+    WiringFailed,
+    alive,
+    answer_presence,
+    wire,
+)
 from multiworld.store.client import SILENT, Cancelled, Deadline, StoreClient, StoreFailed
 from multiworld.store.sources import StoreSource
 from multiworld.transport.descriptors import cause_of, descriptor_shortage, system_message
@@ -113,7 +122,7 @@ class Rendezvous:
         self._listener = listener
         self._unconnected = unconnected
         self._config = config
-        self._after = after
+        self._after, self._rejoins = after, after > 0
         self._resize = resize
         self._cancelled = cancelled
         self._near = config.network.same_host
@@ -141,7 +150,20 @@ class Rendezvous:
         """
         with self._failures_of_the_store():
             self._endpoint = self._open_endpoint(self._source.address)
-            return (yield from self._meet())
+            with self._shown():
+                return (yield from self._meet())
+
+    @contextlib.contextmanager
+    def _shown(self) -> Iterator[None]:
+        """Tell who asks that we are there; not after a join that failed."""
+        member = self._config.name, 0, self._config.identity
+        self._endpoint.expect(*member, answer_presence)
+        try:
+            yield
+        except BaseException:
+            if not self._rejoins:
+                self._endpoint.forget(*member)
+            raise
 
     @property
     def _ledger(self) -> Ledger:

@@ -16,7 +16,7 @@ from multiworld.process.join_threads import Pause, Steps
 from multiworld.rendezvous.agreement import PROBE_SECONDS, Agreement, Roll
 from multiworld.rendezvous.joining import FIRST_PAUSE, LONGEST_PAUSE, STEP_SECONDS, Meeting, Moved, Rendezvous
 from multiworld.rendezvous.ledger import BY_ROSTER, Claim, Ledger
-from multiworld.rendezvous.wiring import Incompatible, dial, runs
+from multiworld.rendezvous.wiring import Incompatible, dial, presence
 from multiworld.transport.greeting import GreetingError, Hello, Role
 
 #: of what is said at the door
@@ -37,8 +37,9 @@ class Reassembly(Rendezvous):
 
     def _go_by(self, roll: Roll) -> None:
         self._roll, self._after = roll, roll.after
-        self._runs = functools.partial(runs, network=self._config.network)
-        self._agreement = Agreement(roll, self._config.identity, self._runs)
+        config = self._config
+        seen = functools.partial(presence, world=config.name, network=config.network)
+        self._agreement = Agreement(roll, config.identity, seen, config.heartbeat.lost_after)
 
     def _newest(self) -> int | None:
         newest = self._ledger.advance(self._after)  # most likely that is the last one
@@ -91,7 +92,7 @@ class Reassembly(Rendezvous):
             self._next_look = now + PROBE_SECONDS
             self._looks += AT_ONCE
             places = sorted(claims)
-            if not all(self._runs(claims[places[(self._looks + one) % len(places)]]) for one in range(AT_ONCE)):
+            if any(self._agreement.lost(claims[places[(self._looks + one) % len(places)]]) for one in range(AT_ONCE)):
                 return True
         return super()._is_over(generation, claims)
 

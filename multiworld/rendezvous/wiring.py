@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 
 from multiworld.config import NetworkSettings, printed
 from multiworld.liveness.monitor import watched_by
-from multiworld.liveness.neighbour import share_network
+from multiworld.liveness.neighbour import Presence, share_network
 from multiworld.liveness.pulse import first_ping
 from multiworld.process.join_threads import Pause, Steps
 from multiworld.rendezvous.ledger import Claim
@@ -187,7 +187,7 @@ class HandshakeAcceptor:
         on_arrival: Callable[[], None] = lambda: None,
     ) -> None:
         self.arrived: queue.SimpleQueue[tuple[int, Role, socket.socket]] = queue.SimpleQueue()
-        self._endpoint = endpoint
+        self.endpoint = endpoint
         self._where = world, generation, incarnation
         self._me = rank
         #: takes over the connection of a newcomer, in the hub's thread
@@ -203,7 +203,7 @@ class HandshakeAcceptor:
         endpoint.expect(*self._where, self._answer)
 
     def close(self) -> None:
-        self._endpoint.forget(*self._where)
+        self.endpoint.forget(*self._where)
         with self._guard:
             self._closed = True
         with contextlib.suppress(queue.Empty):
@@ -212,7 +212,7 @@ class HandshakeAcceptor:
 
     def complaint(self) -> GreetingError | None:
         """Why a peer that dialled us was refused, if it may be a member with other settings."""
-        return self._endpoint.complaint(*self._where)
+        return self.endpoint.complaint(*self._where)
 
     def _answer(self, hello: Hello) -> Taker | str:
         if self._withdrawn():
@@ -245,7 +245,7 @@ class HandshakeAcceptor:
             with contextlib.suppress(OSError):
                 last.shutdown(socket.SHUT_RDWR)
         self._pulses[peer] = sock
-        self._endpoint.serve_pulse(sock)
+        self.endpoint.serve_pulse(sock)
 
     def _arrive(self, peer: int, role: Role, sock: socket.socket) -> None:
         with self._guard:
@@ -323,18 +323,24 @@ def alive(world: str, generation: int, rank: int, claim: Claim, network: Network
     return True
 
 
-def runs(claim: Claim, network: NetworkSettings) -> bool:
-    """Return whether the process that made ``claim`` runs: it exists here and is not stopped, or it answers."""
-    known = claim.process.running()
-    if known is not None:
+def presence(claim: Claim, ask: bool, *, world: str, network: NetworkSettings) -> Presence:
+    """Tell what is seen of a member, of whatever generation: its process is looked at where that can be done. It is
+    asked otherwise, or if ``ask``: a process may run and have left the world."""
+    known = claim.process.presence()
+    if known is not None and (known is not Presence.HERE or not ask):
         return known
     try:
-        dial(claim, Hello(Role.PROBE), network, ALIVE_SECONDS).close()
-    except GreetingError:
-        return True  # it says that the member is not there any more
-    except OSError as error:
-        return descriptor_shortage(error) is not None  # we could not ask
-    return True
+        dial(claim, Hello(Role.PROBE, world, incarnation=claim.identity), network, ALIVE_SECONDS).close()
+    except (GreetingError, ConnectionRefusedError) as error:
+        return Presence.HERE if isinstance(error, GreetingError) and error.reason is not Reason.REFUSED else Presence.GONE
+    except OSError as error:  # a process that runs may be too busy to answer
+        return Presence.STILL if known is None and descriptor_shortage(error) is None else Presence.HERE
+    return Presence.HERE
+
+
+def answer_presence(hello: Hello) -> Taker | str:
+    """Answer who asks with ``presence``, as long as the member has not left."""
+    return socket.socket.close if hello.role is Role.PROBE else "a member is reached by its incarnation"
 
 
 def wire(

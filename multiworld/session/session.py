@@ -372,6 +372,7 @@ class Session:
             self._linger(seconds, returns=returns)
         if not returns:
             self.forget_kept()
+            self.acceptor.endpoint.forget(self.name, 0, self.config.identity)
 
     def _linger(self, seconds: float = LINGER_SECONDS, *, returns: bool = False) -> None:
         """Let what was sent arrive, then give everything back."""

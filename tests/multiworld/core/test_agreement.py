@@ -15,6 +15,7 @@ import pytest
 
 from multiworld.config import WorldConfig
 from multiworld.errors import MultiWorldError, StaleGeneration, TooFewMembers
+from multiworld.liveness.neighbour import Presence
 from multiworld.process.join_threads import JoinJob, JoinThreads, Pause, Steps
 from multiworld.rendezvous import agreement
 from multiworld.rendezvous.agreement import Roll
@@ -177,7 +178,8 @@ class Played(Reassembly):
 
     def _go_by(self, roll: Roll) -> None:
         super()._go_by(roll)
-        self._agreement._runs = self._actor.sees
+        seen = lambda claim, ask: Presence.HERE if self._actor.sees(claim) else Presence.STILL  # noqa: ARG005, E731
+        self._agreement._presence, self._agreement._patience = seen, 0.0
 
     def _wire(self, generation: int, place: int, claims: dict[int, Claim], acceptor: Any) -> Steps[Wires]:  # noqa: ARG002
         here, ours = self._actor.stage.here, claims[place]
