@@ -386,8 +386,8 @@ class Session:
 
     def _part(self, error: BrokenWorldException | None) -> None:
         """End the data connections, but for those to members that may go on with us."""
-        lost = set(error.ranks) if isinstance(error, PeerLost) and error.how is not LossReason.CANCELLED else set()
-        peers = set(range(self.membership.size)) - lost - self.gone
+        wrong = set(error.ranks) if isinstance(error, PeerLost) and error.how is LossReason.PROTOCOL else set()
+        peers = set(range(self.membership.size)) - wrong - self.gone
         self._lanes = self.bridge.shut(peers)
         self.control.keep(self._lanes)
         self._parted.set()

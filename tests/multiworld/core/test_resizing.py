@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,10 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from procs import wait_until
-from table import members
+from table import OP_TIMEOUT, members
 
 from multiworld import InvalidArgument, MultiWorld, RendezvousError, TooFewMembers, World
 from multiworld.rendezvous import reassembly
+from multiworld.rendezvous.agreement import Agreement
+from multiworld.rendezvous.ledger import Claim
 from multiworld.rendezvous.wiring import dial
 from multiworld.transport.greeting import Hello, Role
 
@@ -69,6 +72,33 @@ def _grown(pool: ThreadPoolExecutor, worlds: list[World], newcomer: MultiWorld, 
     assert list(pool.map(lambda world: world.sync.grow(timeout=SOON), worlds)) == worlds
     assert entering.result(SOON).members == newcomer["w"].members
     return worlds[0]
+
+
+@pytest.mark.parametrize("leaver", [0, 2])
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_who_leaves_after_the_break_is_not_waited_for(
+    store: str, monkeypatch: pytest.MonkeyPatch, when: str, leaver: int
+) -> None:
+    looked, lost = threading.Event(), Agreement.lost
+
+    def told(self: Agreement, claim: Claim, **options: Any) -> bool:
+        found = lost(self, claim, **options)
+        looked.set()
+        return found
+
+    monkeypatch.setattr(Agreement, "lost", told)
+    with members(store, 3) as (worlds, pool):
+        left = [world for world in worlds if world.world_rank != leaver]
+        left[0].abort("on purpose")
+        wait_until(lambda: all(world.failure for world in worlds), SOON, "it is not broken")
+        if when == "before":
+            worlds[leaver].sync.leave()
+        running = [pool.submit(world.sync.shrink, timeout=OP_TIMEOUT) for world in left]
+        if when == "meanwhile":
+            assert looked.wait(SOON)
+            worlds[leaver].sync.leave()
+        assert [call.result(SOON).size for call in running] == [2, 2]
+        assert list(pool.map(_total, left)) == [2.0] * 2
 
 
 def test_refused_while_a_mesh_refers_to_it(store: str) -> None:
