@@ -52,9 +52,7 @@ class Agreement:
         patience: seconds after which a member that is not heard is lost, as everywhere.
     """
 
-    def __init__(
-        self, roll: Roll, identity: str, presence: Callable[[Claim, bool], Presence], patience: float
-    ) -> None:
+    def __init__(self, roll: Roll, identity: str, presence: Callable[[Claim, bool], Presence], patience: float) -> None:
         self._roll, self._identity, self._presence, self._patience = roll, identity, presence, patience
         #: when it was first seen that a member is still, by identity
         self._still: dict[str, float] = {}

@@ -52,7 +52,8 @@ class Claim:
         try:
             fields = {"protocol": 1, **json.loads(value)}
             found = ((fields.get(name), empty) for name, empty in _EMPTY.items())
-            return cls(*(value if type(value) is type(empty) else empty for value, empty in found))
+            values: list[Any] = [value if type(value) is type(empty) else empty for value, empty in found]
+            return cls(*values)
         except (ValueError, TypeError, RecursionError):
             raise RendezvousError(
                 what="the store holds a claim that multiworld did not write",

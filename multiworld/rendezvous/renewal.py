@@ -35,10 +35,11 @@ class Pair:
         self.lane.close()
         self.control.close()
 
-    def begin(self) -> None:
-        """Send our mark on the control connection; raises ``OSError`` if it does not take it."""
-        if self.control.send(self.marks[0]) < len(self.marks[0]):
-            raise BlockingIOError
+    def begin(self) -> bool:
+        """Send our mark on the control connection; whether it took it."""
+        with contextlib.suppress(OSError):
+            return self.control.send(self.marks[0]) == len(self.marks[0])
+        return False
 
     def look(self) -> bool:
         """Read up to the member's mark, and nothing that follows; whether it is there.
@@ -66,7 +67,8 @@ class Kept:
 
     def among(self, claims: Mapping[int, Claim]) -> dict[int, Pair]:
         """Hand over those to members that have a place among ``claims``, by place, and close the others."""
-        found = {place: self.pairs.pop(claim.identity) for place, claim in claims.items() if claim.identity in self.pairs}
+        known = {place: claim.identity for place, claim in claims.items() if claim.identity in self.pairs}
+        found = {place: self.pairs.pop(identity) for place, identity in known.items()}
         self.close()
         return found
 
@@ -76,23 +78,20 @@ class Kept:
 
 
 class Renewal:
-    """The pairs whose mark has not come yet, by place."""
+    """The pairs whose mark has not come yet, by place.
+
+    Attributes:
+        failed: places of members that have not kept theirs.
+    """
 
     def __init__(self, pairs: dict[int, Pair]) -> None:
-        self._pairs = pairs
-        self._poll = select.poll()
-        self._places: dict[int, int] = {}
-        #: places of members that have not kept theirs
+        self._pairs, self._poll = pairs, select.poll()
+        self._places = {pair.control.fileno(): place for place, pair in pairs.items()}
         self.failed: set[int] = set()
-        for place, pair in pairs.items():
-            self._places[pair.control.fileno()] = place
-            self._poll.register(pair.control, select.POLLIN)
         for place, pair in tuple(pairs.items()):
-            try:
-                pair.begin()
-            except OSError:
-                self.drop(place)
-                self.failed.add(place)
+            self._poll.register(pair.control, select.POLLIN)
+            if not pair.begin():
+                self._fail(place)
 
     def __bool__(self) -> bool:
         return bool(self._pairs)
@@ -100,25 +99,30 @@ class Renewal:
     def __contains__(self, place: int) -> bool:
         return place in self._pairs
 
-    def drop(self, place: int) -> None:
-        """Close a pair, if it is still there."""
-        if place in self._pairs:
-            self._taken(place).close()
-
     def look(self) -> Iterator[tuple[int, Pair]]:
         """Yield those whose mark has come."""
         for descriptor, _ in self._poll.poll(0) if self._pairs else ():
             place = self._places[descriptor]
             try:
-                if self._pairs[place].look():
-                    yield place, self._taken(place)
+                come = self._pairs[place].look()
             except OSError:
-                self.drop(place)
-                self.failed.add(place)
+                self._fail(place)
+            else:
+                if come:
+                    yield place, self._taken(place)
+
+    def drop(self, place: int) -> None:
+        """Close a pair, if it is still there."""
+        if place in self._pairs:
+            self._taken(place).close()
 
     def close(self) -> None:
         for place in tuple(self._pairs):
             self.drop(place)
+
+    def _fail(self, place: int) -> None:
+        self.drop(place)
+        self.failed.add(place)
 
     def _taken(self, place: int) -> Pair:
         pair = self._pairs.pop(place)

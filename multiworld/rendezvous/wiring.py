@@ -1,11 +1,10 @@
 """The connections between the members of one generation: two to each peer, one for data, one for control.
 
 Members are numbered by places: ranks, or places in a list of candidates of which not all came. The higher one dials the
-lower. Both say who they are; a wrong world, generation, rank or incarnation is refused, with the reason. Where both have
-kept their connections of the last generation, they go on with these, see ``renewal``. Then each
-member dials those that it is going to ping, unless another world has done so already. When a member has all its
-connections it says so on each. It is in once all members have said so: from then on a sign of life does not need the
-Python of a peer.
+lower. Both say who they are; a wrong world, generation, rank or incarnation is refused, with the reason. Where both
+have kept their connections of the last generation, they go on with these, see ``renewal``. Then each member dials those
+that it is going to ping, unless another world has done so already. When a member has all its connections it says so on
+each. It is in once all members have said so: from then on a sign of life does not need the Python of a peer.
 """
 
 from __future__ import annotations
@@ -331,8 +330,10 @@ def presence(claim: Claim, ask: bool, *, world: str, network: NetworkSettings) -
         return known
     try:
         dial(claim, Hello(Role.PROBE, world, incarnation=claim.identity), network, ALIVE_SECONDS).close()
-    except (GreetingError, ConnectionRefusedError) as error:
-        return Presence.HERE if isinstance(error, GreetingError) and error.reason is not Reason.REFUSED else Presence.GONE
+    except ConnectionRefusedError:
+        return Presence.GONE
+    except GreetingError as error:
+        return Presence.GONE if error.reason is Reason.REFUSED else Presence.HERE
     except OSError as error:  # a process that runs may be too busy to answer
         return Presence.STILL if known is None and descriptor_shortage(error) is None else Presence.HERE
     return Presence.HERE

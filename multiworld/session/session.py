@@ -399,10 +399,10 @@ class Session:
         self._parted.wait(PART_SECONDS)
         lanes, self._lanes = self._lanes, {}
         controls = self.control.give_up()
-        both = {self.claims[peer].identity: Pair(lanes.pop(peer), controls.pop(peer)) for peer in lanes.keys() & controls}
+        both = {peer: Pair(lanes.pop(peer), controls.pop(peer)) for peer in lanes.keys() & controls}
         for sock in (*lanes.values(), *controls.values()):
             sock.close()
-        return Kept(both)
+        return Kept({self.claims[peer].identity: pair for peer, pair in both.items()})
 
     def forget_kept(self) -> None:
         """Close the connections that were kept. From any thread."""

@@ -85,9 +85,9 @@ def _turn(setup: Setup, name: str, processes: int) -> tuple[float, float]:
     """The seconds of a join and of a shrink."""
     with setup.workers("victim", *(f"large-{number}" for number in range(processes))) as (victim, *workers):
         each = _SIZE // processes
-        shares = [range(first, first + each) for first in range(0, _SIZE, each)]
-        joins = [worker.start(join_large, name, ranks, _SIZE + 1, setup.store) for worker, ranks in zip(workers, shares, strict=True)]
-        joins.append(victim.start(join_large, name, range(_SIZE, _SIZE + 1), _SIZE + 1, setup.store))
+        places = [(worker, range(at, at + each)) for worker, at in zip(workers, range(0, _SIZE, each), strict=True)]
+        places.append((victim, range(_SIZE, _SIZE + 1)))
+        joins = [worker.start(join_large, name, ranks, _SIZE + 1, setup.store) for worker, ranks in places]
         joined = max(call.result(180) for call in joins)
         running = [worker.start(go_on, name) for worker in workers]
         for worker in workers:

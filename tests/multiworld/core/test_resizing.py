@@ -130,9 +130,7 @@ def _exchange(worlds: list[World], pool: ThreadPoolExecutor) -> None:
 
 
 @pytest.mark.parametrize("way", ["tcp", ""])
-def test_nothing_of_a_broken_generation_reaches_the_next(
-    store: str, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
+def test_nothing_of_a_broken_generation_reaches_the_next(store: str, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """Messages are cut at any place, on connections that go on."""
     if way:
         monkeypatch.setenv("MULTIWORLD_SAME_HOST", way)

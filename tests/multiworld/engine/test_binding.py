@@ -722,7 +722,11 @@ OURS, THEIRS = b"o" * 32, bytes(range(32))
 
 
 @pytest.mark.parametrize("piece", [1, 7, 31, 32, 33, 4096])
-@pytest.mark.parametrize("before", [b"", frame(Kind.BYE), THEIRS[:-1], frame(Kind.DATA, nbytes=1 << 19)[:-3] + bytes(40_000)])
+@pytest.mark.parametrize(
+    "before",
+    [b"", frame(Kind.BYE), THEIRS[:-1], frame(Kind.DATA, nbytes=1 << 19) + bytes(40_000)],
+    ids=["nothing", "frame", "half a mark", "half a message"],
+)
 def test_what_comes_before_the_mark_is_dropped(bare: Two, before: bytes, piece: int) -> None:
     """Nothing of what was under way on a connection reaches the next engine, wherever it was cut."""
     bare.a.begin_at(1, OURS, THEIRS)
