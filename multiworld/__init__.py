@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from multiworld.operations.p2p import P2P as P2P
     from multiworld.rendezvous.listing import ListedMember as ListedMember
     from multiworld.rendezvous.listing import ListedWorld as ListedWorld
+    from multiworld.session.member import WorldMember as WorldMember
     from multiworld.torch.recovery import recovering as recovering
     from multiworld.worlds.group import Group as Group
     from multiworld.worlds.multi_world import MultiWorld as MultiWorld
@@ -81,6 +82,7 @@ _LAZY = {
     "Want": "multiworld.worlds.supervision.want",
     "MultiWorld": "multiworld.worlds.multi_world",
     "World": "multiworld.worlds.world",
+    "WorldMember": "multiworld.session.member",
     "Group": "multiworld.worlds.group",
     "P2P": "multiworld.operations.p2p",
     "recovering": "multiworld.torch.recovery",
@@ -129,6 +131,7 @@ __all__ = [
     "WorldGivenUp",
     "WorldJoined",
     "WorldLeft",
+    "WorldMember",
     "WorldState",
     "WrongContext",
     "__version__",

@@ -205,8 +205,12 @@ class Monitor:
         self._hub.call(work)
 
     def remove(self, session: Watched) -> None:
-        """Stop watching for ``session``. From any thread."""
+        """Stop watching for ``session``; connections stay until ``tidy``. From any thread."""
         self._hub.call(lambda: self._remove(session))
+
+    def tidy(self) -> None:
+        """Close the connections that nobody needs any more. From any thread."""
+        self._hub.call(self._drop_unwatched)
 
     def unconnected(self, claims: Iterable[Place]) -> list[Place]:
         """Those whose process no connection leads to yet. From any thread but the hub's."""
@@ -253,7 +257,6 @@ class Monitor:
             return
         for process, watch in member.watches.values():
             process.unwatch(watch)
-        self._drop_unwatched()
         if not self._members:
             self._hub.alarm(self._tick, math.inf)
 
@@ -266,15 +269,18 @@ class Monitor:
     def _tick(self, now: float) -> None:
         """Ping, read, judge. What breaks a world here removes its session later, in this thread."""
         self._hub.alarm(self._tick, now + AGAIN_SECONDS)  # even if something fails on the way
-        for process in tuple(self._processes.values()):
+        for process in self._watched():
             process.tick(now)
-        connected = all(process.connected for process in self._processes.values())
+        connected = all(process.connected for process in self._watched())
         for member in tuple(self._members.values()):
             self._watch_ring(member, {})
             if not connected or member.asks:
                 self._tend(member, now)
-        due = min((process.next_due(now) for process in self._processes.values()), default=math.inf)
+        due = min((process.next_due(now) for process in self._watched()), default=math.inf)
         self._hub.alarm(self._tick, due)
+
+    def _watched(self) -> list[PeerProcess]:
+        return [process for process in self._processes.values() if process.watches]
 
     def _tend(self, member: _Member, now: float) -> None:
         """Connect to the peers that we watch, and ask the kernel about those that cannot be pinged."""

@@ -14,6 +14,7 @@ as it shows an idle one. Its control group shows the difference, in version 1 (`
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +24,15 @@ from multiworld.liveness.pulse import THREAD_NAME
 
 #: a silent neighbour that wants to run is lost only after this many times the usual time
 PATIENCE = 10.0
-_STOPPED = "TtZXx"
+_STOPPED, _ENDED = "Tt", "ZXx"
+
+
+class Presence(enum.Enum):
+    """What is seen of a process, or of a member in it."""
+
+    HERE = "here"
+    STILL = "still"  #: stopped, frozen or cut off: it may come back
+    GONE = "gone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +43,19 @@ class ProcessId:
     pid: int
     started: int
 
-    def running(self) -> bool | None:
-        """Return whether it exists and is neither stopped nor frozen; None if that cannot be known from here."""
+    def presence(self) -> Presence | None:
+        """Return what is seen of it; None if that cannot be known from here."""
         if self.machine != machine():
             return None
         fields = _stat(Path(f"/proc/{self.pid}"))
-        if fields is None or fields[0] in _STOPPED or int(fields[19]) != self.started:
-            return False
-        return not frozen(self.pid)
+        if fields is None or fields[0] in _ENDED or int(fields[19]) != self.started:
+            return Presence.GONE
+        return Presence.STILL if fields[0] in _STOPPED or frozen(self.pid) else Presence.HERE
+
+    def running(self) -> bool | None:
+        """Return whether it exists and is neither stopped nor frozen; None if that cannot be known from here."""
+        known = self.presence()
+        return None if known is None else known is Presence.HERE
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +98,9 @@ def machine() -> str:
         return f"unknown {os.urandom(8).hex()}"
 
 
-def shares_network(theirs: str) -> bool:
-    """Return whether another process, whose ``machine()`` is given, has our boot and our network namespace."""
-    boot, _, rest = machine().partition(" ")
+def share_network(ours: str, theirs: str) -> bool:
+    """Return whether two processes, whose ``machine()`` are given, have one boot and one network namespace."""
+    boot, _, rest = ours.partition(" ")
     there, _, other = theirs.partition(" ")
     return boot == there and rest.rpartition(" ")[2] == other.rpartition(" ")[2] != ""
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from multiworld.errors import StaleGeneration, TooFewMembers
+from multiworld.liveness.neighbour import Presence
 from multiworld.rendezvous.ledger import Claim, Ledger
 
 #: when to look for the first time, and again, whether those that are waited for still run
@@ -46,12 +47,19 @@ class Agreement:
 
     Args:
         identity: ours.
-        runs: tells whether the process that made a claim is there.
+        presence: tells what is seen of the member that made a claim, with a question to it if the second argument says
+            so.
+        patience: seconds after which a member that is not heard is lost, as everywhere.
     """
 
-    def __init__(self, roll: Roll, identity: str, runs: Callable[[Claim], bool]) -> None:
-        self._roll, self._identity, self._runs = roll, identity, runs
+    def __init__(self, roll: Roll, identity: str, presence: Callable[[Claim, bool], Presence], patience: float) -> None:
+        self._roll, self._identity, self._presence, self._patience = roll, identity, presence, patience
+        #: when it was first seen that a member is still, by identity
+        self._still: dict[str, float] = {}
+        self._probes = 0
         self._gone = set(roll.gone) - {identity}
+        #: claims by generation and identity
+        self._came: dict[tuple[int, str], Claim] = {}
         self._next_probe = time.monotonic() + FIRST_PROBE
 
     def candidates(self, ledger: Ledger, generation: int) -> list[Claim]:
@@ -88,11 +96,15 @@ class Agreement:
         if present[0].identity != self._identity:
             self._probe(present[:1])
             return None
-        claims = [ledger.claimed(generation, candidate.identity) for candidate in present]
-        came = [claim for claim in claims if claim is not None]
-        if len(came) == len(present):
-            return ledger.close_roster(generation, came)
-        self._probe([candidate for candidate, claim in zip(present, claims, strict=True) if claim is None])
+        missing = [claim for claim in present if (generation, claim.identity) not in self._came]
+        for candidate in missing:
+            claim = ledger.claimed(generation, candidate.identity)
+            if claim is not None:
+                self._came[generation, candidate.identity] = claim
+        missing = [claim for claim in missing if (generation, claim.identity) not in self._came]
+        if not missing:
+            return ledger.close_roster(generation, [self._came[generation, claim.identity] for claim in present])
+        self._probe(missing)
         return None
 
     def missing(self, ledger: Ledger, generation: int, candidates: Sequence[Claim]) -> list[Claim]:
@@ -100,10 +112,21 @@ class Agreement:
         present = (claim for claim in candidates if claim.identity not in self._gone)
         return [claim for claim in present if ledger.claimed(generation, claim.identity) is None]
 
+    def lost(self, claim: Claim, *, ask: bool = False) -> bool:
+        """Look at a member: whether it is gone, or has been still for too long."""
+        seen, now = self._presence(claim, ask), time.monotonic()
+        if seen is Presence.STILL:
+            return now - self._still.setdefault(claim.identity, now) >= self._patience
+        self._still.pop(claim.identity, None)
+        return seen is Presence.GONE
+
     def _probe(self, candidates: Sequence[Claim], *, now: bool = False) -> None:
-        """See now and then which of ``candidates`` do not run any more; they are out even if they wake up."""
+        """See now and then which of ``candidates`` are lost; they are out even if they wake up. From the second time on
+        one is asked, too: most come before that."""
         if not now and time.monotonic() < self._next_probe:
             return
-        others = (claim for claim in candidates if claim.identity != self._identity)
-        self._gone.update(claim.identity for claim in others if not self._runs(claim))
+        others = [claim for claim in candidates if claim.identity != self._identity]
+        asked = others[self._probes % len(others)] if others and self._probes and not now else None
+        self._gone.update(claim.identity for claim in others if self.lost(claim, ask=claim is asked))
+        self._probes += 1
         self._next_probe = time.monotonic() + PROBE_SECONDS

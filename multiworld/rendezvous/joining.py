@@ -20,7 +20,17 @@ from multiworld.errors import InvalidArgument, MultiWorldError, RendezvousError,
 from multiworld.liveness.neighbour import this_process
 from multiworld.process.join_threads import CROWD_SECONDS, JoinJob, Pause, Steps
 from multiworld.rendezvous.ledger import BY_ROSTER, Claim, Ledger
-from multiworld.rendezvous.wiring import HandshakeAcceptor, Incompatible, PeerDialler, Wires, WiringFailed, alive, wire
+from multiworld.rendezvous.renewal import Kept
+from multiworld.rendezvous.wiring import (
+    HandshakeAcceptor,
+    Incompatible,
+    PeerDialler,
+    Wires,
+    WiringFailed,
+    alive,
+    answer_presence,
+    wire,
+)
 from multiworld.store.client import SILENT, Cancelled, Deadline, StoreClient, StoreFailed
 from multiworld.store.sources import StoreSource
 from multiworld.transport.descriptors import cause_of, descriptor_shortage, system_message
@@ -91,6 +101,7 @@ class Rendezvous:
         resize: whether to wait when the world exists with another size.
         after: our last generation; the new one is higher.
         cancelled: asked now and then; True gives up.
+        kept: connections of the last generation.
     """
 
     def __init__(
@@ -105,12 +116,13 @@ class Rendezvous:
         resize: bool = False,
         after: int = 0,
         cancelled: Callable[[], bool] = lambda: False,
+        kept: Kept | None = None,
     ) -> None:
-        self._job = job
+        self._job, self._kept = job, kept or Kept()
         self._listener = listener
         self._unconnected = unconnected
         self._config = config
-        self._after = after
+        self._after, self._rejoins = after, after > 0
         self._resize = resize
         self._cancelled = cancelled
         self._near = config.network.same_host
@@ -138,7 +150,20 @@ class Rendezvous:
         """
         with self._failures_of_the_store():
             self._endpoint = self._open_endpoint(self._source.address)
-            return (yield from self._meet())
+            with self._shown():
+                return (yield from self._meet())
+
+    @contextlib.contextmanager
+    def _shown(self) -> Iterator[None]:
+        """Tell who asks that we are there; not after a join that failed."""
+        member = self._config.name, 0, self._config.identity
+        self._endpoint.expect(*member, answer_presence)
+        try:
+            yield
+        except BaseException:
+            if not self._rejoins:
+                self._endpoint.forget(*member)
+            raise
 
     @property
     def _ledger(self) -> Ledger:
@@ -369,7 +394,8 @@ class Rendezvous:
             dialler = PeerDialler(config.name, generation, place, claims, config.network, self._near)
             # A peer most likely has as many joins under way as this process.
             patience = lambda: STEP_SECONDS + CROWDED_STEP_SECONDS * self._job.crowd  # noqa: E731
-            return (yield from wire(dialler, acceptor, self._deadline, patience, given_up, self._unconnected))
+            kept = self._kept.among(claims)
+            return (yield from wire(dialler, acceptor, self._deadline, patience, given_up, self._unconnected, kept))
         except WiringFailed as failed:
             self._complaint = acceptor.complaint() or self._complaint
             self._why = f"rank {failed.peer} joined but could not be connected to: {failed.why}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from multiworld.errors import RendezvousError
@@ -51,7 +51,9 @@ class Claim:
         Raises ``RendezvousError`` for a value that is not a claim."""
         try:
             fields = {"protocol": 1, **json.loads(value)}
-            return replace(_EMPTY, **{n: fields[n] for n, kind in _KINDS.items() if type(fields.get(n)) is kind})
+            found = ((fields.get(name), empty) for name, empty in _EMPTY.items())
+            values: list[Any] = [value if type(value) is type(empty) else empty for value, empty in found]
+            return cls(*values)
         except (ValueError, TypeError, RecursionError):
             raise RendezvousError(
                 what="the store holds a claim that multiworld did not write",
@@ -60,8 +62,7 @@ class Claim:
             ) from None
 
 
-_EMPTY = Claim("", "", 0, "", 0, 0, "", 0)
-_KINDS = {name: type(example) for name, example in asdict(_EMPTY).items()}
+_EMPTY = asdict(Claim("", "", 0, "", 0, 0, "", 0))
 #: the size of a generation whose members its roster names
 BY_ROSTER: Final = 0
 #: what the names of all worlds of a store are under; no world's keys begin with it

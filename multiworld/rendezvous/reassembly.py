@@ -16,7 +16,7 @@ from multiworld.process.join_threads import Pause, Steps
 from multiworld.rendezvous.agreement import PROBE_SECONDS, Agreement, Roll
 from multiworld.rendezvous.joining import FIRST_PAUSE, LONGEST_PAUSE, STEP_SECONDS, Meeting, Moved, Rendezvous
 from multiworld.rendezvous.ledger import BY_ROSTER, Claim, Ledger
-from multiworld.rendezvous.wiring import Incompatible, dial, runs
+from multiworld.rendezvous.wiring import Incompatible, dial, presence
 from multiworld.transport.greeting import GreetingError, Hello, Role
 
 #: of what is said at the door
@@ -37,12 +37,13 @@ class Reassembly(Rendezvous):
 
     def _go_by(self, roll: Roll) -> None:
         self._roll, self._after = roll, roll.after
-        self._runs = functools.partial(runs, network=self._config.network)
-        self._agreement = Agreement(roll, self._config.identity, self._runs)
+        config = self._config
+        seen = functools.partial(presence, world=config.name, network=config.network)
+        self._agreement = Agreement(roll, config.identity, seen, config.heartbeat.lost_after)
 
     def _newest(self) -> int | None:
-        newest = self._ledger.generation()
-        return newest if newest > self._after else self._ledger.advance(newest, self._after + 1)
+        newest = self._ledger.advance(self._after)  # most likely that is the last one
+        return newest if newest > self._after else self._ledger.advance(self._ledger.generation(), self._after + 1)
 
     def _place(self, generation: int) -> Steps[tuple[int, int]]:
         self._candidates = self._agreement.candidates(self._ledger, generation)
@@ -56,12 +57,14 @@ class Reassembly(Rendezvous):
     def _gather(self, generation: int, incarnation: str) -> Steps[dict[int, Claim]]:
         ours, pause = self._claim(generation, self._config.identity, incarnation), FIRST_PAUSE
         while (roster := self._agreement.look(self._ledger, generation, self._candidates)) is None:
-            if self._ledger.generation() != generation:
-                raise Moved
+            if pause == LONGEST_PAUSE:
+                self._check_newest(generation)
             self._say_who_is_missing(generation)
             yield Pause(pause)
             pause = min(pause * 1.5, LONGEST_PAUSE)
+        self._check_newest(generation)  # else others may have gone on, and forgotten another roster than this one
         self._agreement.check(roster, generation)
+        self._next_look = time.monotonic() + PROBE_SECONDS
         if ours not in roster:  # given up, or with a claim of ours that is not valid any more
             self._move_on(generation)
         places = {claim.identity: place for place, claim in enumerate(self._candidates)}
@@ -70,6 +73,10 @@ class Reassembly(Rendezvous):
             self._check_protocol(generation, place, claim)
         self._check_backends(claims)
         return claims
+
+    def _check_newest(self, generation: int) -> None:
+        if self._ledger.generation() != generation:
+            raise Moved
 
     def _say_who_is_missing(self, generation: int) -> None:
         """Fail once it takes too long."""
@@ -85,7 +92,7 @@ class Reassembly(Rendezvous):
             self._next_look = now + PROBE_SECONDS
             self._looks += AT_ONCE
             places = sorted(claims)
-            if not all(self._runs(claims[places[(self._looks + one) % len(places)]]) for one in range(AT_ONCE)):
+            if any(self._agreement.lost(claims[places[(self._looks + one) % len(places)]]) for one in range(AT_ONCE)):
                 return True
         return super()._is_over(generation, claims)
 

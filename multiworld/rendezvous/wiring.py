@@ -1,10 +1,10 @@
 """The connections between the members of one generation: two to each peer, one for data, one for control.
 
 Members are numbered by places: ranks, or places in a list of candidates of which not all came. The higher one dials the
-lower. Both say who they are; a wrong world, generation, rank or incarnation is refused, with the reason. Then each
-member dials those that it is going to ping, unless another world has done so already. When a member has all its
-connections it says so on each. It is in once all members have said so: from then on a sign of life does not need the
-Python of a peer.
+lower. Both say who they are; a wrong world, generation, rank or incarnation is refused, with the reason. Where both
+have kept their connections of the last generation, they go on with these, see ``renewal``. Then each member dials those
+that it is going to ping, unless another world has done so already. When a member has all its connections it says so on
+each. It is in once all members have said so: from then on a sign of life does not need the Python of a peer.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 from multiworld.config import NetworkSettings, printed
 from multiworld.liveness.monitor import watched_by
-from multiworld.liveness.neighbour import shares_network
+from multiworld.liveness.neighbour import Presence, share_network
 from multiworld.liveness.pulse import first_ping
 from multiworld.process.join_threads import Pause, Steps
 from multiworld.rendezvous.ledger import Claim
+from multiworld.rendezvous.renewal import Pair, Renewal, mark_of
 from multiworld.transport.descriptors import descriptor_shortage
 from multiworld.transport.endpoint import Endpoint, Taker
 from multiworld.transport.greeting import GreetingError, Hello, Reason, Role
@@ -44,6 +46,8 @@ DIAL_TRIES = 3
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05
 #: the same for connections, whose arrival wakes us
 ARRIVAL_PAUSE = 0.05
+#: the same for marks, which do not
+RENEWAL_PAUSE = 0.005
 #: how long a claimant may take to answer until it counts as gone
 ALIVE_SECONDS = 1.0
 #: what a step of a peer gets in any case, in seconds
@@ -83,7 +87,8 @@ class PeerDialler:
     def dial(self, role: Role, peer: int, timeout: float) -> socket.socket:
         claim = self.claims[peer]
         hello = Hello(role, self.world, self.generation, self.rank, peer, claim.incarnation)
-        return dial(claim, hello, self.network, timeout, near=self.near and role is Role.LANE)
+        near = self.near and role is Role.LANE and share_network(self.claims[self.rank].machine, claim.machine)
+        return dial(claim, hello, self.network, timeout, near=near)
 
     def pulse(self, peer: int, timeout: float) -> socket.socket:
         """Connect to the responder of ``peer`` and wait for one answer; raises ``OSError``. Each step has ``timeout``
@@ -95,6 +100,18 @@ class PeerDialler:
             sock.close()
             raise
         return sock
+
+    def mark(self, kept: dict[int, Pair]) -> None:
+        """Give connections that were kept the marks of this generation."""
+        mark = partial(mark_of, where=f"{self.world} {self.generation}", secret=self.network.secret)
+        ours = mark(self.claims[self.rank])
+        for peer, pair in kept.items():
+            pair.marks = ours, mark(self.claims[peer])
+
+    def dial_both(self, wires: Wires, peer: int, left: Left) -> None:
+        """Make both connections to ``peer``; raises as ``wire``."""
+        for role in ROLES:
+            wires.put(peer, role, self.wire(peer, role, left(time.monotonic())))
 
     def wire(self, peer: int, role: Role, timeout: float) -> socket.socket:
         """Connect to ``peer`` for ``role``. Raises ``WiringFailed`` if it cannot be reached or refuses,
@@ -116,22 +133,30 @@ class PeerDialler:
 @dataclass(frozen=True, slots=True)
 class Wires:
     """The connections, by place. ``pulses`` lead to the peers that we ping and that no other world of ours pings;
-    ``dial_pulse`` makes another of these within some seconds."""
+    ``dial_pulse`` makes another of these within some seconds. Lanes with ``marks`` were in use before, see ``Pair``."""
 
     lanes: dict[int, socket.socket]
     controls: dict[int, socket.socket]
     pulses: dict[int, socket.socket]
     dial_pulse: Callable[[int, float], socket.socket]
+    marks: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
 
     def put(self, peer: int, role: Role, sock: socket.socket) -> None:
         (self.lanes if role is Role.LANE else self.controls)[peer] = sock
+
+    def go_on(self, peer: int, pair: Pair) -> None:
+        self.lanes[peer], self.controls[peer], self.marks[peer] = pair.lane, pair.control, pair.marks
 
     def by_rank(self, places: Sequence[int]) -> Wires:
         """The same by rank, which is the index in ``places``."""
         lanes, controls, pulses = (
             {places.index(place): sock for place, sock in table.items()} for table in self._tables()
         )
-        return Wires(lanes, controls, pulses, lambda rank, timeout: self.dial_pulse(places[rank], timeout))
+        marks = {places.index(place): both for place, both in self.marks.items()}
+        return Wires(lanes, controls, pulses, lambda rank, timeout: self.dial_pulse(places[rank], timeout), marks)
+
+    def lead_to(self, peer: int) -> bool:
+        return peer in self.lanes and peer in self.controls
 
     def close(self) -> None:
         for table in self._tables():
@@ -161,7 +186,7 @@ class HandshakeAcceptor:
         on_arrival: Callable[[], None] = lambda: None,
     ) -> None:
         self.arrived: queue.SimpleQueue[tuple[int, Role, socket.socket]] = queue.SimpleQueue()
-        self._endpoint = endpoint
+        self.endpoint = endpoint
         self._where = world, generation, incarnation
         self._me = rank
         #: takes over the connection of a newcomer, in the hub's thread
@@ -177,7 +202,7 @@ class HandshakeAcceptor:
         endpoint.expect(*self._where, self._answer)
 
     def close(self) -> None:
-        self._endpoint.forget(*self._where)
+        self.endpoint.forget(*self._where)
         with self._guard:
             self._closed = True
         with contextlib.suppress(queue.Empty):
@@ -186,7 +211,7 @@ class HandshakeAcceptor:
 
     def complaint(self) -> GreetingError | None:
         """Why a peer that dialled us was refused, if it may be a member with other settings."""
-        return self._endpoint.complaint(*self._where)
+        return self.endpoint.complaint(*self._where)
 
     def _answer(self, hello: Hello) -> Taker | str:
         if self._withdrawn():
@@ -219,7 +244,7 @@ class HandshakeAcceptor:
             with contextlib.suppress(OSError):
                 last.shutdown(socket.SHUT_RDWR)
         self._pulses[peer] = sock
-        self._endpoint.serve_pulse(sock)
+        self.endpoint.serve_pulse(sock)
 
     def _arrive(self, peer: int, role: Role, sock: socket.socket) -> None:
         with self._guard:
@@ -235,7 +260,7 @@ def dial(claim: Claim, hello: Hello, network: NetworkSettings, timeout: float, *
     """Connect to a member and greet it; the connection, once it has said yes.
 
     Args:
-        near: whether it need not be TCP, where the member is on this host.
+        near: whether it need not be TCP, as the member seems to be on this host.
 
     Raises:
         GreetingError: it says no, or is no member.
@@ -268,7 +293,7 @@ def _dial_once(claim: Claim, hello: Hello, network: NetworkSettings, until: floa
 def _connected_here(claim: Claim, seconds: float) -> socket.socket | None:
     """Connect without TCP. None if the member is on another host, or in a container that only looks as if it were on
     this one: a name that nobody has here is refused at once."""
-    if LOCAL_NAME.fullmatch(claim.local) and shares_network(claim.machine):
+    if LOCAL_NAME.fullmatch(claim.local):
         with contextlib.suppress(OSError):
             return connected_here(claim.local, seconds)
     return None
@@ -297,18 +322,26 @@ def alive(world: str, generation: int, rank: int, claim: Claim, network: Network
     return True
 
 
-def runs(claim: Claim, network: NetworkSettings) -> bool:
-    """Return whether the process that made ``claim`` runs: it exists here and is not stopped, or it answers."""
-    known = claim.process.running()
-    if known is not None:
+def presence(claim: Claim, ask: bool, *, world: str, network: NetworkSettings) -> Presence:
+    """Tell what is seen of a member, of whatever generation: its process is looked at where that can be done. It is
+    asked otherwise, or if ``ask``: a process may run and have left the world."""
+    known = claim.process.presence()
+    if known is not None and (known is not Presence.HERE or not ask):
         return known
     try:
-        dial(claim, Hello(Role.PROBE), network, ALIVE_SECONDS).close()
-    except GreetingError:
-        return True  # it says that the member is not there any more
-    except OSError as error:
-        return descriptor_shortage(error) is not None  # we could not ask
-    return True
+        dial(claim, Hello(Role.PROBE, world, incarnation=claim.identity), network, ALIVE_SECONDS).close()
+    except ConnectionRefusedError:
+        return Presence.GONE
+    except GreetingError as error:
+        return Presence.GONE if error.reason is Reason.REFUSED else Presence.HERE
+    except OSError as error:  # a process that runs may be too busy to answer
+        return Presence.STILL if known is None and descriptor_shortage(error) is None else Presence.HERE
+    return Presence.HERE
+
+
+def answer_presence(hello: Hello) -> Taker | str:
+    """Answer who asks with ``presence``, as long as the member has not left."""
+    return socket.socket.close if hello.role is Role.PROBE else "a member is reached by its incarnation"
 
 
 def wire(
@@ -318,8 +351,10 @@ def wire(
     patience: Callable[[], float],
     cancelled: Callable[[], bool],
     unconnected: Unconnected,
+    kept: dict[int, Pair],
 ) -> Steps[Wires]:
-    """Make all connections of a member until ``deadline``; a step of a peer may take ``patience()`` seconds.
+    """Make all connections of a member until ``deadline``, but for those that were ``kept``; a step of a peer may take
+    ``patience()`` seconds.
 
     Raises:
         WiringFailed: with the rank of the peer that is missing, or since ``cancelled`` said True.
@@ -331,17 +366,19 @@ def wire(
         """Seconds that are left for a step which began at ``since``."""
         return max(since + SHORTEST_STEP, min(since + patience(), deadline)) - time.monotonic()
 
+    dialler.mark(kept)
+    renewal = Renewal(kept)
     try:
-        for peer in (place for place in dialler.claims if place < dialler.rank):
-            for role in ROLES:
-                wires.put(peer, role, dialler.wire(peer, role, left(time.monotonic())))
-        higher = [place for place in dialler.claims if place > dialler.rank]
-        yield from _await_arrivals(wires, higher, acceptor, left, cancelled)
+        for peer in (place for place in dialler.claims if place < dialler.rank and place not in renewal):
+            dialler.dial_both(wires, peer, left)
+        yield from _await_others(wires, renewal, dialler, acceptor, left, cancelled)
         _dial_pulses(wires, dialler, left, unconnected)
         yield from _all_ready(wires, left)
     except BaseException:
         wires.close()
         raise
+    finally:
+        renewal.close()
     return wires
 
 
@@ -356,23 +393,31 @@ def _dial_pulses(wires: Wires, dialler: PeerDialler, left: Left, unconnected: Un
             wires.pulses[peer] = dialler.pulse(peer, left(time.monotonic()))
 
 
-def _await_arrivals(
-    wires: Wires, higher: Iterable[int], acceptor: HandshakeAcceptor, left: Left, cancelled: Callable[[], bool]
+def _await_others(
+    wires: Wires,
+    renewal: Renewal,
+    dialler: PeerDialler,
+    acceptor: HandshakeAcceptor,
+    left: Left,
+    cancelled: Callable[[], bool],
 ) -> Steps[None]:
-    missing = {(peer, role) for peer in higher for role in ROLES}
-    since = time.monotonic()
-    while missing:
+    """Wait for those who dial us, and for the marks of those with whom we go on."""
+    since, pause = time.monotonic(), FIRST_PAUSE
+    while missing := [peer for peer in dialler.claims if peer != dialler.rank and not wires.lead_to(peer)]:
         with contextlib.suppress(queue.Empty):
             while True:
                 peer, role, sock = acceptor.arrived.get_nowait()
                 _send_at_once(sock)
                 wires.put(peer, role, sock)
-                missing.discard((peer, role))
-        if not missing:
-            return
+                renewal.drop(peer)  # it has not kept them
+        for peer, pair in renewal.look():
+            wires.go_on(peer, pair)
+        for peer in renewal.failed & {peer for peer in missing if peer < dialler.rank}:
+            dialler.dial_both(wires, peer, left)
         if cancelled() or left(since) < 0:
-            raise WiringFailed(min(peer for peer, _ in missing), "did not connect in time")
-        yield Pause(ARRIVAL_PAUSE, urgent=True)
+            raise WiringFailed(min(missing), "did not connect in time")
+        yield Pause(pause, urgent=True)
+        pause = min(pause * 1.5, RENEWAL_PAUSE if renewal else ARRIVAL_PAUSE)
 
 
 def _all_ready(wires: Wires, left: Left) -> Steps[None]:

@@ -8,9 +8,10 @@ import enum
 import math
 import os
 import selectors
+import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -27,6 +28,7 @@ from multiworld.process import wake_ups
 from multiworld.process.torch_modes import torch_modes_active, without_torch_modes
 from multiworld.transport.descriptors import reserve
 from multiworld.transport.reactor import Reactor
+from multiworld.transport.sockets import made
 
 
 class _Happened(enum.IntEnum):
@@ -165,15 +167,20 @@ class Bridge:
         """Read and write callers' memory no more; with ``orderly``, what was sent still goes out."""
         self._native.end(orderly)
 
-    def shut(self) -> None:
-        """End the data connections, after ``stop``."""
+    def shut(self, kept: Iterable[int]) -> dict[int, socket.socket]:
+        """End the data connections, after ``stop``, but for those to ``kept``, as far as they are there: these are
+        returned."""
         native = self._native
-        if native is not None:
-            native.shut()
+        descriptors = {} if native is None else native.shut(tuple(kept))
+        return {peer: made(socket.socket, fileno=descriptor) for peer, descriptor in descriptors.items()}
 
     def written_out(self) -> bool:
         """Write what is left and say that nothing follows, after an orderly ``stop``; whether the peers have all."""
         return self._native is None or bool(self._native.linger())
+
+    def flushed(self) -> bool:
+        """Write what the connections take; whether nothing is left."""
+        return self._native is None or not self._native.flush()
 
     def traffic(self) -> dict[int, tuple[int, int]]:
         """Bytes sent and received, by peer."""

@@ -57,6 +57,10 @@ class Control:
         self._session = session
         self._socks = socks
         self._said = dict.fromkeys(socks, b"")
+        #: reports of a break, after which another like it tells nothing
+        self._known: set[bytes] = set()
+        #: of these peers the next generation may want the connections
+        self._kept: frozenset[int] = frozenset()
         for sock in socks.values():
             sock.setblocking(False)
 
@@ -122,6 +126,22 @@ class Control:
         """Tell all peers which newcomers wait."""
         self._tell({"say": "pending", "waiting": waiting})
 
+    def keep(self, peers: Iterable[int]) -> None:
+        """Let ``close`` leave out the connections to ``peers``, until they are given up, or it is said again."""
+        self._kept = frozenset(peers)
+
+    def give_up(self) -> dict[int, socket.socket]:
+        """Hand over the connections that were kept and are still there. Not from the hub's thread."""
+        found: dict[int, socket.socket] = {}
+
+        def take() -> None:
+            for peer in self._kept & self._socks.keys():
+                found[peer] = self._socks.pop(peer)
+                self._session.hub.unwatch(found[peer])
+
+        self._session.hub.call_and_wait(take)
+        return found
+
     def close(self) -> None:
         """Close the connections, after what was told. From any thread."""
         self._session.hub.call(self._close_all)
@@ -133,10 +153,10 @@ class Control:
                 sock.send(line)
 
     def _close_all(self) -> None:
-        for sock in self._socks.values():
+        for peer in self._socks.keys() - self._kept:
+            sock = self._socks.pop(peer)
             self._session.hub.unwatch(sock)
             sock.close()
-        self._socks.clear()
 
     def _read(self, peer: int) -> None:
         sock = self._socks.get(peer)
@@ -161,8 +181,12 @@ class Control:
             self._ended(peer, sock)
 
     def _take(self, peer: int, line: bytes) -> None:
+        if line in self._known:  # as all members tell all others the same
+            return
         try:
             self._handle(peer, json.loads(line))
+            if self._session.failure is not None and b'"break"' in line:
+                self._known.add(line)
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             what = f"rank {peer} sent on its control connection what cannot be right: {error}"
             self._session.lost(peer, LossReason.PROTOCOL, what)
@@ -188,6 +212,8 @@ class Control:
             us = self._session.membership
             if message.get("how") in GONE:
                 self._session.gone.update(set(ranks) & set(range(us.size)) - {us.rank})
+            if self._session.failure is not None:
+                return
             said = str(message.get("what"))
             what = said if " reports: " in said else f"rank {peer} reports: {said}"
             cause = f"see what rank {peer} reports" if message.get("kind") != "PeerLost" else None

@@ -43,6 +43,7 @@ from multiworld.process.hooks import patience
 from multiworld.process.hub import Hub
 from multiworld.process.threads import start_or_run
 from multiworld.rendezvous.ledger import Claim
+from multiworld.rendezvous.renewal import Kept, Pair
 from multiworld.rendezvous.wiring import HandshakeAcceptor, Wires
 from multiworld.session.bridge import Bridge
 from multiworld.session.control import CANCELLED_CAUSE, GONE, Control
@@ -59,6 +60,10 @@ LOOK_SECONDS = 0.02
 LINGER_SECONDS = 2.0
 #: a backend that has not let go of a caller's memory after this long never will: its connections are closed
 HELD_SECONDS = 0.5
+#: how long the connections of a generation that is over are kept for the next one
+KEEP_SECONDS = 10.0
+#: how long it may take from the end of a generation until they are known
+PART_SECONDS = 1.0
 
 
 class Session:
@@ -96,10 +101,15 @@ class Session:
         self.gone: set[int] = set()
         self.claims = claims
         self._ending: BrokenWorldException | None = None
+        self._lanes: dict[int, socket.socket] = {}  # that are kept
+        self._parted = threading.Event()
+        self._farewells: set[int] = set()  # members that have said that nothing follows
         self._ended: set[int] = set()  # members whose connections end in order, after all that they sent
         self.slots: dict[int, DriverSlot] = {}
         device = CudaDevice(torch.device(config.device)) if self.membership.on_device else None
         self._connect(wires.lanes, device)
+        for peer, marks in wires.marks.items():
+            self.engine.native.begin_at(peer, *marks)
         self.acceptor = acceptor
         self.freed = threading.Event()
         self.control = Control(self, wires.controls)
@@ -197,6 +207,7 @@ class Session:
             if self.failure is not None or peer in self.departed:
                 return
             self.leaving.add(peer)
+            self._farewells.add(peer)
             goes_on = self.engine.depart(peer, gives_up=gives_up)
             self.publish(PeerLeft(**self._event(), peer=peer))
             if not goes_on:
@@ -288,7 +299,7 @@ class Session:
         for peer in others:
             self.bridge.drain(peer)
         with self.lock:
-            all_read = all(map(self.bridge.lane_ended, self._ended & others))
+            all_read = all(map(self.bridge.lane_ended, (self._ended & others) - self._farewells))
             finishing = self.engine.finishing() or not (all_read or time.monotonic() > until)
             if not (finishing and self._pending()):
                 self.break_(error, orderly=True)
@@ -316,8 +327,11 @@ class Session:
         # theirs may be reading (NCCL#863).
         if tell:
             self.control.tell_break(error, orderly=orderly)
-        if not orderly:
-            self.bridge.shut()
+        if orderly:
+            self._parted.set()
+            self.hub.monitor.tidy()
+        else:
+            self._part(error)
         self._abort_slots()
         start_or_run(f"mw-free-{self.name}", self._linger if orderly else self._free)
 
@@ -343,27 +357,61 @@ class Session:
         """Leave in good order; blocks for at most ``seconds``, so that what was sent can arrive. With ``returns`` we
         go on in the next generation."""
         with self.lock:
-            if self.state is WorldState.CLOSED:
-                return
-            was_broken = self.failure is not None
+            was_broken, was_closed = self.failure is not None, self.state is WorldState.CLOSED
             self.state = WorldState.CLOSED
             if not was_broken:
                 error = WorldClosed(self.name, "the world was left", **self.membership.where())
                 self.engine.failure = error
                 self.bridge.say_bye(gives_up=self.engine.gives_up())
                 self._release(error, orderly=True)
-        if not was_broken:
+        if not was_closed:
             self.control.tell_bye(returns=returns)
+        if not was_broken:
             self._abort_slots()
             self.publish(WorldLeft(**self._event()))
-            self._linger(seconds)
+            self._linger(seconds, returns=returns)
+        if not returns:
+            self.forget_kept()
+            self.acceptor.endpoint.forget(self.name, 0, self.config.identity)
 
-    def _linger(self, seconds: float = LINGER_SECONDS) -> None:
+    def _linger(self, seconds: float = LINGER_SECONDS, *, returns: bool = False) -> None:
         """Let what was sent arrive, then give everything back."""
-        until = time.monotonic() + seconds
-        while not (self.bridge.written_out() and not self.engine.under_way) and time.monotonic() < until:
+        until, over = time.monotonic() + seconds, self.bridge.flushed if returns else self.bridge.written_out
+        while not (over() and not self.engine.under_way) and time.monotonic() < until:
             time.sleep(0.001)
+        if returns:
+            self.bridge.stop(orderly=False)
+            self._part(None)
         self._free()
+
+    def _part(self, error: BrokenWorldException | None) -> None:
+        """End the data connections, but for those to members that may go on with us."""
+        wrong = set(error.ranks) if isinstance(error, PeerLost) and error.how is LossReason.PROTOCOL else set()
+        peers = set(range(self.membership.size)) - wrong - self.gone
+        self._lanes = self.bridge.shut(peers)
+        self.control.keep(self._lanes)
+        self._parted.set()
+        self.hub.call_later(KEEP_SECONDS, self.forget_kept)
+
+    def kept(self) -> Kept:
+        """Hand over the connections of a generation that is over to members that may go on with us; not from the hub's
+        thread."""
+        self._parted.wait(PART_SECONDS)
+        lanes, self._lanes = self._lanes, {}
+        controls = self.control.give_up()
+        both = {peer: Pair(lanes.pop(peer), controls.pop(peer)) for peer in lanes.keys() & controls}
+        for sock in (*lanes.values(), *controls.values()):
+            sock.close()
+        return Kept({self.claims[peer].identity: pair for peer, pair in both.items()})
+
+    def forget_kept(self) -> None:
+        """Close the connections that were kept. From any thread."""
+        self._parted.set()
+        self.hub.monitor.tidy()
+        self.control.keep(())
+        self.control.close()
+        while self._lanes:
+            self._lanes.popitem()[1].close()
 
     def _release(self, error: BrokenWorldException, *, orderly: bool = False) -> None:
         """Fail every operation with ``error``, and let nothing begin any more; under the lock."""

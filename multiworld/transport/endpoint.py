@@ -57,6 +57,7 @@ class _Visitor:
     sock: socket.socket
     acceptor: Acceptor
     until: float
+    watched: bool = False
 
 
 class Endpoint:
@@ -144,7 +145,7 @@ class Endpoint:
             self._exhausted = False
             self._hub.unwatch(listener)
             self._hub.call_later(ACCEPT_PAUSE, lambda: self._accept(listener, BATCH))
-        else:
+        elif most > 1:  # after a pause
             self._watch(listener)
 
     def _accept_one(self, listener: socket.socket) -> bool:
@@ -161,6 +162,7 @@ class Endpoint:
         self._visitors[sock] = visitor
         self._listen_to(visitor)
         if sock in self._visitors:
+            visitor.watched = True
             self._hub.watch(sock, selectors.EVENT_READ, lambda _: self._listen_to(visitor))
             if not self._expiring:
                 self._expiring = True
@@ -180,7 +182,8 @@ class Endpoint:
     def _release(self, visitor: _Visitor) -> socket.socket:
         """The visitor's connection, which is no longer ours to look after."""
         self._visitors.pop(visitor.sock, None)
-        self._hub.unwatch(visitor.sock)
+        if visitor.watched:
+            self._hub.unwatch(visitor.sock)
         return visitor.sock
 
     def _dismiss(self, visitor: _Visitor, last_words: bytes = b"") -> None:

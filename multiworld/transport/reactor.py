@@ -104,10 +104,10 @@ class Reactor:
         """Call ``ready`` with the events when ``sock`` has them; not once the hub has stopped. In its thread only."""
         if self._stopped:  # a join that the end of the process overtook
             return
-        try:
-            self._selector.modify(sock, events, ready)
-        except KeyError:
+        try:  # in this order: most are watched once, and an unknown one would be told with all its details
             self._selector.register(sock, events, ready)
+        except KeyError:
+            self._selector.modify(sock, events, ready)
 
     def unwatch(self, sock: socket.socket | int) -> None:
         """Forget ``sock``. In the hub's thread only."""

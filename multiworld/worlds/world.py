@@ -279,7 +279,12 @@ class World(Group):
             before, kind = member.departures, self._next_meeting(change)
             if member.session.failure is None:
                 member.session.leave(returns=True)
-            session = yield from self._meet_again(job, config, loop, kind, change.operation if change else "rejoin")
+            kept = member.session.kept()
+            try:
+                kind, operation = partial(kind, kept=kept), change.operation if change else "rejoin"
+                session = yield from self._meet_again(job, config, loop, kind, operation)
+            finally:
+                kept.close()
             wanted = lambda: not job.given_up.is_set() and table.holds(self)  # noqa: E731
             if member.renew(session, loop, before, wanted):
                 self._take_up_groups(packed=change is not None)

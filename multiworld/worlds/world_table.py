@@ -19,12 +19,12 @@ from multiworld.process.hub import Hub
 from multiworld.process.join_threads import JoinJob, Steps
 from multiworld.process.threads import within
 from multiworld.rendezvous.join_arguments import check_seconds
-from multiworld.rendezvous.joining import STORE_GRACE_SECONDS, Rendezvous, store_silent
+from multiworld.rendezvous.joining import STORE_GRACE_SECONDS, Meeting, Rendezvous, store_silent
 from multiworld.rendezvous.listing import ListedWorld, listed
 from multiworld.session.counters import History
 from multiworld.session.session import LINGER_SECONDS, Session
 from multiworld.store.sources import HostedStores, StoreLike, StoreSource, parsed
-from multiworld.transport.descriptors import descriptor_shortage, limit
+from multiworld.transport.descriptors import cause_of, descriptor_shortage, limit, system_message
 from multiworld.worlds.group import Group
 
 #: ``worlds.world.World``, which imports this file
@@ -205,8 +205,7 @@ class WorldTable(Generic[World]):
             # In the hub's thread, as all events are: after the break of the last generation, and before that of this
             # one, which a peer may bring about at once.
             hub.call_and_wait(lambda: bus.publish(joined))
-            wires = met.wires, met.acceptor, met.claims
-            session = Session(hub, bus, met.config, met.generation, *wires)
+            session = self._begun(met)
             try:
                 if loop is not None:
                     session.bridge.attach(loop)
@@ -214,6 +213,17 @@ class WorldTable(Generic[World]):
                 session.leave(0.0)  # nothing else refers to it
                 raise
             return session
+
+    def _begun(self, met: Meeting) -> Session:
+        wires = met.wires, met.acceptor, met.claims
+        try:
+            return Session(self.resources.hub, self.resources.bus, met.config, met.generation, *wires)
+        except OSError as error:
+            met.acceptor.close()
+            met.wires.close()
+            found = cause_of(error, "the system refuses what a world needs")
+            what = f"the members have met, but the world cannot begin: {system_message(error)}"
+            raise RendezvousError(what=what, cause=found.cause, remedy=found.remedy) from None
 
     @contextlib.contextmanager
     def _attempting(self, name: str) -> Iterator[None]:

@@ -425,9 +425,17 @@ PyObject* end(PyObject* self, PyObject* orderly) {
   return none();
 }
 
-PyObject* shut(PyObject* self, PyObject*) {
+// shut(kept): {peer: descriptor} of those that are kept.
+PyObject* shut(PyObject* self, PyObject* kept) {
   Engine* engine = engine_of(self);
-  return engine ? (unlocked([&] { return engine->shut(), 0; }), none()) : nullptr;
+  std::vector<int> peers;
+  if (!engine || !ranks_of(kept, peers)) return nullptr;
+  PyObject* found = PyDict_New();
+  for (auto [peer, fd] : unlocked([&] { return engine->shut(peers); })) {
+    Ref key(PyLong_FromLong(peer)), descriptor(PyLong_FromLong(fd));
+    if (found && key && descriptor) PyDict_SetItem(found, key.get(), descriptor.get());
+  }
+  return found;
 }
 
 PyObject* linger(PyObject* self, PyObject*) {
@@ -445,6 +453,19 @@ PyObject* bye(PyObject* self, PyObject* gives_up) {
   if (!engine) return nullptr;
   bool is = PyObject_IsTrue(gives_up) == 1;
   return unlocked([&] { return engine->bye(is), 0; }), none();
+}
+
+// begin_at(peer, ours, theirs): the marks of a connection that was in use before.
+PyObject* begin_at(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  Engine* engine = engine_of(self);
+  if (!engine || !count_is(count, 3)) return nullptr;
+  int peer = int(PyLong_AsLong(args[0]));
+  char *ours, *theirs;
+  Py_ssize_t our_size, their_size;
+  if (PyErr_Occurred() || PyBytes_AsStringAndSize(args[1], &ours, &our_size) < 0) return nullptr;
+  if (PyBytes_AsStringAndSize(args[2], &theirs, &their_size) < 0) return nullptr;
+  engine->begin_at(peer, {ours, size_t(our_size)}, {theirs, size_t(their_size)});
+  return none();
 }
 
 // keeps(peer, key)
@@ -554,6 +575,7 @@ void engine_free(PyObject* self) {
 }
 
 PyMethodDef engine_methods[] = {
+    FAST("begin_at", begin_at),
     FAST("start_tensor", start_tensor),
     FAST("exchange", exchange),
     PLAIN("start", start, METH_O),
@@ -586,7 +608,7 @@ PyMethodDef engine_methods[] = {
     PLAIN("events", events, METH_NOARGS),
     PLAIN("flush", flush, METH_NOARGS),
     PLAIN("end", end, METH_O),
-    PLAIN("shut", shut, METH_NOARGS),
+    PLAIN("shut", shut, METH_O),
     PLAIN("linger", linger, METH_NOARGS),
     PLAIN("readable", fileno<&Engine::readable>, METH_NOARGS),
     PLAIN("eventful", fileno<&Engine::eventful>, METH_NOARGS),

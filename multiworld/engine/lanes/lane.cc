@@ -55,6 +55,11 @@ void Lane::abandon() {
   fd = -1;
 }
 
+void Lane::begin_at(const std::string& ours, const std::string& theirs) {
+  mark_ = theirs;
+  write({ours.data(), ours.size()}, {}, {}, nullptr);
+}
+
 // ---- writing
 
 void Lane::put(const Header& header, Span first, Span second, SendOperation* send) {
@@ -264,6 +269,7 @@ bool Lane::linger() {
 }
 
 void Lane::cut() {
+  if (!ended_) whole_ = !error_;
   ended_ = true;
   backlog_.clear();
   held_.clear();
@@ -285,6 +291,7 @@ void Lane::failed(int error) {
 void Lane::end(int error) {
   if (ended_) return;
   cut();
+  whole_ = false;
   on_end_(*this, error);
 }
 
@@ -364,7 +371,29 @@ void Lane::advance(uint64_t count) {
   core_.arrived(peer, body.header, body.placement);
 }
 
+// Look for the mark; how many bytes lie before what follows it.
+uint64_t Lane::seek(const char* at, uint64_t size) {
+  uint64_t before = old_.size();
+  old_.append(at, size);
+  size_t found = old_.find(mark_);
+  if (found == std::string::npos) {
+    old_.erase(0, old_.size() - std::min(old_.size(), mark_.size() - 1));
+    forget_passed();
+    return size;
+  }
+  uint64_t end = found + mark_.size() - before;
+  if (end == size) forget_passed();  // else it came with what follows
+  mark_.clear();
+  old_.clear();
+  return end;
+}
+
 void Lane::parse(const char* at, uint64_t size) {
+  if (!mark_.empty()) {
+    uint64_t dropped = seek(at, size);
+    at += dropped;
+    size -= dropped;
+  }
   bool together = size >= 2 * sizeof(Header);  // the answers to what came together go out together
   if (together) hold();
   while (!ended_) {

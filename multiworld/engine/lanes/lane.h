@@ -34,6 +34,9 @@ class Lane {
   ~Lane();
   Lane(const Lane&) = delete;
 
+  // Go on with the connection of an earlier lane: what comes is dropped up to the mark `theirs`, and `ours` says where we begin.
+  void begin_at(const std::string& ours, const std::string& theirs);
+
   void put(const Header& header, Span first, Span second, SendOperation* send);
   void flush();
   // Read and handle what is there, `budget` bytes of it at most.
@@ -53,6 +56,8 @@ class Lane {
   Way way() const { return ring_accepted_ ? Way::ring : local_ ? Way::unix_socket : Way::tcp; }
   // End it on our side: nothing is read or written any more.
   void cut();
+  // Whether the connection was there when it was cut.
+  bool whole() const { return whole_; }
 
   // Close our descriptor, in a forked child; nothing else is touched.
   void abandon();
@@ -99,6 +104,7 @@ class Lane {
   void end(int error);
   int64_t read(char* body, uint64_t to_body, char* stage, uint64_t to_stage);
   void parse(const char* at, uint64_t size);
+  uint64_t seek(const char* at, uint64_t size);
   bool begin(Body& body, const char*& at, uint64_t& size);
   void advance(uint64_t count);
 
@@ -119,8 +125,10 @@ class Lane {
   char partial_[sizeof(Header)];
   uint64_t fill_ = 0;  // bytes in it
   uint64_t skip_ = 0;  // bytes of an unwanted payload still to come
+  std::string mark_;   // what is waited for; empty once it has come
+  std::string old_;    // the last bytes before it, in which it may have begun
   uint64_t sent_ = 0, received_ = 0;
-  bool holding_ = false, deaf_ = false, ended_ = false;
+  bool holding_ = false, deaf_ = false, ended_ = false, whole_ = false;
   int error_ = 0;  // of a write: what came before is read first
 
   bool local_ = false;     // a socket of this host

@@ -146,6 +146,13 @@ void Engine::after_fork_in_child() {
   all_mutex.unlock();
 }
 
+void Engine::begin_at(int peer, const std::string& ours, const std::string& theirs) {
+  Locked lock(*this);
+  Lane& lane = lanes_.at(peer);
+  lane.begin_at(ours, theirs);
+  watch(lane);
+}
+
 // ---- starts
 
 OperationRef Engine::begin(const Message& message) {
@@ -667,9 +674,17 @@ void Engine::end(bool orderly) {
   ended_ = true;
 }
 
-void Engine::shut() {
+std::map<int, int> Engine::shut(const std::vector<int>& kept) {
   Locked lock(*this);
-  for (auto& [peer, lane] : lanes_) shutdown(lane.fd, SHUT_RDWR);
+  std::map<int, int> found;
+  for (auto& [peer, lane] : lanes_) {
+    if (lane.whole() && std::find(kept.begin(), kept.end(), peer) != kept.end()) {
+      found[peer] = std::exchange(lane.fd, -1);
+    } else {
+      shutdown(lane.fd, SHUT_RDWR);
+    }
+  }
+  return found;
 }
 
 bool Engine::depart(int peer, bool gives_up) {

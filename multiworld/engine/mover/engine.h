@@ -63,6 +63,9 @@ class Engine final : private Wire, private Host {
   Engine(int rank, const std::map<int, int>& lanes, uint64_t max_message_bytes);
   ~Engine();
 
+  // Before anything else: the connection to a peer was in use before, see `Lane::begin_at`.
+  void begin_at(int peer, const std::string& ours, const std::string& theirs);
+
   // Each returns a number for the calls below.
   uint64_t start(const Message& message);
   // Start several; what goes to one peer goes out together.
@@ -121,8 +124,9 @@ class Engine final : private Wire, private Host {
   void bye(bool gives_up);
   // Break the world: nothing is read or written any more, all operations end. Orderly: what was sent still goes out.
   void end(bool orderly);
-  // After an end: close the connections for the peers.
-  void shut();
+  // After an end: close the connections for the peers, except for those of `kept`: these are the caller's now, as far as they
+  // were there at the end. What the peer has sent on them may be cut anywhere.
+  std::map<int, int> shut(const std::vector<int>& kept);
   // After an orderly end: write, say that nothing follows, and tell whether the peers' machines have all of it.
   bool linger();
   bool depart(int peer, bool gives_up);

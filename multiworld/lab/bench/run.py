@@ -10,6 +10,7 @@ import torch
 
 from multiworld.errors import InvalidArgument
 from multiworld.lab.bench import parts
+from multiworld.lab.bench.large import large
 from multiworld.lab.bench.ratios import figures, ratios
 from multiworld.lab.bench.report import BenchReport, LoadMeter
 from multiworld.lab.bench.setup import Progress, Setup
@@ -17,7 +18,7 @@ from multiworld.lab.context import serve_store
 from multiworld.lab.workers import WorkerPool, log_folder
 from multiworld.version import VERSION
 
-_PARTS = parts.detection, parts.idle, parts.isolation, parts.rejoin, parts.joins
+_PARTS = parts.detection, parts.idle, parts.isolation, parts.rejoin, parts.joins, large
 _FIGURES = {part.__name__: part for part in _PARTS}
 PARTS = ("ratios", *_FIGURES)
 

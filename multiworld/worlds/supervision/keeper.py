@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -15,11 +16,13 @@ from multiworld.errors import (
     GaveUp,
     MultiWorldError,
     RendezvousError,
+    TooFewMembers,
     WrongContext,
 )
 from multiworld.events import AttemptFailed, Event, WorldGivenUp
 from multiworld.process.threads import run_in_thread, wait_in_loop
-from multiworld.worlds.rejoining import RejoinCall
+from multiworld.worlds.rejoining import Change, RejoinCall
+from multiworld.worlds.resizing import check_resizable
 from multiworld.worlds.status import WorldStatus, is_ready, world_status
 from multiworld.worlds.supervision.want import Backoff, Want
 from multiworld.worlds.world import World
@@ -138,8 +141,17 @@ class Keeper:
         if self.world is None:
             self.world = await self._join()
             return
-        place = self.config.rank, self.config.size, self.config.join_timeout
-        await RejoinCall(self.world._rejoins, *place, self.world.member.loop).see_through(wait_in_loop)
+        if self.want.on_loss == "shrink":
+            with contextlib.suppress(TooFewMembers):
+                await self._go_on(self.world, None, None, Change(self.want.min_size or 1))
+                return
+        await self._go_on(self.world, self.config.rank, self.config.size, None)
+
+    async def _go_on(self, world: World, rank: int | None, size: int | None, change: Change | None) -> None:
+        if change is not None:
+            check_resizable(world.member, (world, *world._groups), change.operation)
+        call = RejoinCall(world._rejoins, rank, size, self.config.join_timeout, world.member.loop, change)
+        await call.see_through(wait_in_loop)
 
     async def _broken_and_allowed(self) -> None:
         while not self.assembling:

@@ -319,7 +319,8 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 def _but_for_place(want: Want) -> Want:
-    return replace(want, rank=None, size=None, min_size=None)
+    """What is wanted of a world, but for what it may be assembled again with; one that shrinks is joined anew."""
+    return want if want.on_loss == "shrink" else replace(want, rank=None, size=None, min_size=None)
 
 
 def _key(config: WorldConfig, want: Want) -> tuple[int, str, str, int]:

@@ -13,8 +13,8 @@ from multiworld.errors import InvalidArgument, told_of
 from multiworld.rendezvous.join_arguments import Defaults, checked_config
 from multiworld.store.sources import StoreLike, parsed
 
-#: what becomes of a world that lost a member: it waits for the replacement
-OnLoss: TypeAlias = Literal["rejoin"]
+#: what becomes of a world that lost a member: it waits for the replacement, or goes on without it
+OnLoss: TypeAlias = Literal["rejoin", "shrink"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +22,9 @@ class Want:
     """One world that is to be kept; what is not named here is an argument of ``MultiWorld.join``.
 
     Args:
-        min_size: fewest members that the world goes on with; None: all. A world that rejoins needs all of them.
-        on_loss: ``"rejoin"`` waits for the replacement of a lost member.
+        min_size: fewest members that a world goes on with that shrinks; None: one. A world that rejoins needs all.
+        on_loss: ``"rejoin"`` waits for the replacement of a lost member; ``"shrink"`` goes on without it, and waits
+            for replacements only where fewer than ``min_size`` are left.
     """
 
     store: StoreLike = "env://"
@@ -46,11 +47,19 @@ class Want:
             if self.on_loss not in get_args(OnLoss):
                 known = " or ".join(map(repr, get_args(OnLoss)))
                 raise InvalidArgument(what=f"on_loss is {self.on_loss!r}", remedy=f"pass {known}")
-            if self.min_size is not None and whole_number(self.min_size) != config.size:
-                what = f"min_size is {self.min_size!r} and size {config.size}, with on_loss='rejoin'"
-                cause = "a world that rejoins goes on when all of its members are there"
-                raise InvalidArgument(what=what, cause=cause, remedy="leave min_size out")
+            self._check_min_size(config.size)
         return config
+
+    def _check_min_size(self, size: int) -> None:
+        least, what = whole_number(self.min_size), f"min_size is {self.min_size!r}, and size {size}"
+        if self.min_size is None:
+            return
+        if self.on_loss == "shrink" and not 1 <= (least or 0) <= size:
+            raise InvalidArgument(what=what, remedy=f"pass a number of members, 1 to {size}")
+        if self.on_loss == "rejoin" and least != size:
+            cause = "a world that rejoins goes on when all of its members are there"
+            remedy = "leave min_size out, or pass on_loss='shrink'"
+            raise InvalidArgument(what=what, cause=cause, remedy=remedy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

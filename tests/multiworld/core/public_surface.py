@@ -58,6 +58,7 @@ from multiworld import (
     WorldGivenUp,
     WorldJoined,
     WorldLeft,
+    WorldMember,
     WorldState,
     WrongContext,
 )
@@ -217,7 +218,8 @@ async def life(world: World) -> None:
     with contextlib.suppress(multiworld.TooFewMembers):
         await asyncio.to_thread(world.sync.shrink, min_size=2, timeout=30.0)
     assert world is await world.shrink(min_size=1) is await world.grow(timeout=5.0)
-    assert [(one.id != "", one.rank, one.old_rank) for one in world.members] == [(True, 0, 0)]
+    members: tuple[WorldMember, ...] = world.members
+    assert [(one.id != "", one.rank, one.old_rank) for one in members] == [(True, 0, 0)]
     assert world.pending == ()
     described(again)
     await world.leave()

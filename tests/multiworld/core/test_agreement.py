@@ -15,6 +15,7 @@ import pytest
 
 from multiworld.config import WorldConfig
 from multiworld.errors import MultiWorldError, StaleGeneration, TooFewMembers
+from multiworld.liveness.neighbour import Presence
 from multiworld.process.join_threads import JoinJob, JoinThreads, Pause, Steps
 from multiworld.rendezvous import agreement
 from multiworld.rendezvous.agreement import Roll
@@ -25,6 +26,8 @@ from multiworld.rendezvous.wiring import Wires
 
 RUNS = 60
 MOST_STEPS = 2000
+#: of the store, between two pauses of all members: some hundred at most, unless a loop goes on without a pause
+MOST_OPERATIONS = 20_000
 
 
 class Killed(BaseException):
@@ -44,6 +47,9 @@ class Stage:
         self.acting: list[Actor] = []
         self.here: set[tuple[int, str]] = set()
         self.candidates: dict[int, list[str]] = {}
+        self.rosters: dict[int, tuple[str, ...]] = {}
+        self.written: dict[str, str] = {}
+        self.operations = 0
         self.ledger = Ledger(self, "w")
         claims = [_claim(f"{number:02}") for number in range(size + guests)]
         self.ledger.advance(0)
@@ -66,6 +72,8 @@ class Stage:
             return expected
         if held is None or held == expected:
             self.values[key] = held = desired
+            if key == f"multiworld/w/{self.values.get('multiworld/w/generation')}/roster":
+                assert self.written.setdefault(key, desired) == desired, "a roster was written twice"
         self.interrupt()
         return held
 
@@ -77,6 +85,8 @@ class Stage:
 
     def interrupt(self) -> None:
         """Before and after an operation: the one who acts dies, or another one acts."""
+        self.operations += 1
+        assert self.operations < MOST_OPERATIONS, "members go round and round"
         if not self.acting:
             return
         if self.acting[-1].dies(self.chance):
@@ -168,12 +178,15 @@ class Played(Reassembly):
 
     def _go_by(self, roll: Roll) -> None:
         super()._go_by(roll)
-        self._agreement._runs = self._actor.sees
+        seen = lambda claim, ask: Presence.HERE if self._actor.sees(claim) else Presence.STILL  # noqa: ARG005, E731
+        self._agreement._presence, self._agreement._patience = seen, 0.0
 
     def _wire(self, generation: int, place: int, claims: dict[int, Claim], acceptor: Any) -> Steps[Wires]:  # noqa: ARG002
         here, ours = self._actor.stage.here, claims[place]
         candidates = [claim.identity for claim in self._candidates]
         assert self._actor.stage.candidates.setdefault(generation, candidates) == candidates, "places differ"
+        roster = tuple(claim.incarnation for _, claim in sorted(claims.items()))
+        assert self._actor.stage.rosters.setdefault(generation, roster) == roster, "two parts of one generation go on"
         while True:
             if all(map(self._actor.sees, claims.values())):
                 here.add((generation, ours.incarnation))  # what it says then comes to all

@@ -201,9 +201,7 @@ def _joins_slowly(context: Context, store: str) -> Any:
         w = mw.sync.join("w", 0, 2, store=store)
         with pytest.raises(PeerLost) as caught:
             w.sync.recv(torch.zeros(1), 1)
-        wait_until(
-            lambda: not mw._table.resources.hub.monitor._processes, 10, "the broken session is still watched for"
-        )
+        wait_until(lambda: not mw._table.resources.hub.monitor._members, 10, "the broken session is still watched for")
         return str(caught.value)
 
 

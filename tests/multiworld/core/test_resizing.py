@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,10 +12,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from procs import wait_until
-from table import members
+from table import OP_TIMEOUT, members
 
-from multiworld import InvalidArgument, MultiWorld, RendezvousError, TooFewMembers, World
+from multiworld import BrokenWorldException, InvalidArgument, MultiWorld, RendezvousError, TooFewMembers, World
 from multiworld.rendezvous import reassembly
+from multiworld.rendezvous.agreement import Agreement
+from multiworld.rendezvous.ledger import Claim
+from multiworld.rendezvous.renewal import Pair
 from multiworld.rendezvous.wiring import dial
 from multiworld.transport.greeting import Hello, Role
 
@@ -69,6 +74,107 @@ def _grown(pool: ThreadPoolExecutor, worlds: list[World], newcomer: MultiWorld, 
     assert list(pool.map(lambda world: world.sync.grow(timeout=SOON), worlds)) == worlds
     assert entering.result(SOON).members == newcomer["w"].members
     return worlds[0]
+
+
+def _connections(world: World) -> dict[str, int]:
+    """Which control connection leads to which member."""
+    session = world.member.session
+    return {session.claims[peer].identity: sock.fileno() for peer, sock in session.control._socks.items()}
+
+
+@pytest.mark.parametrize("again", ["shrink", "rejoin"])
+@pytest.mark.parametrize("how", ["all", "one closes", "one is too late"])
+def test_members_keep_their_connections(store: str, monkeypatch: pytest.MonkeyPatch, again: str, how: str) -> None:
+    """Those of them that both have kept; the others are made anew."""
+    with members(store, 4) as (worlds, pool):
+        before = list(map(_connections, worlds))
+        worlds[1].abort("on purpose")
+        wait_until(lambda: all(world.failure for world in worlds), SOON, "it is not broken")
+        session = worlds[2].member.session
+        wait_until(lambda: len(session.control._kept) == 3, SOON, "they are not kept")
+        if how == "one closes":
+            session.forget_kept()
+        if how == "one is too late":  # it has taken them, and they end before its mark
+            monkeypatch.setattr(Pair, "begin", _only_of(session, Pair.begin))
+        assert list(pool.map(lambda world: getattr(world.sync, again)(timeout=SOON), worlds)) == worlds
+        after = list(map(_connections, worlds))
+        if how == "all":
+            assert after == before
+        assert list(pool.map(_total, worlds)) == [4.0] * 4
+        _exchange(worlds, pool)
+
+
+def _only_of(session: Any, begin: Any) -> Any:
+    lost = set(session.control._socks.values())
+
+    def begun(pair: Pair) -> None:
+        if pair.control in lost:
+            pair.control.shutdown(socket.SHUT_RDWR)
+        begin(pair)
+
+    return begun
+
+
+def _exchange(worlds: list[World], pool: ThreadPoolExecutor) -> None:
+    """Each sends to the next what only it can have sent."""
+
+    def act(world: World) -> None:
+        sent, got = torch.full((5,), float(world.rank)), torch.zeros(5)
+        sending = pool.submit(world.sync.send, sent, (world.rank + 1) % world.size)
+        world.sync.recv(got, (world.rank - 1) % world.size)
+        sending.result(SOON)
+        assert got.tolist() == [float((world.rank - 1) % world.size)] * 5
+
+    with ThreadPoolExecutor(len(worlds)) as acting:
+        list(acting.map(act, worlds))
+
+
+@pytest.mark.parametrize("way", ["tcp", ""])
+def test_nothing_of_a_broken_generation_reaches_the_next(store: str, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """Messages are cut at any place, on connections that go on."""
+    if way:
+        monkeypatch.setenv("MULTIWORLD_SAME_HOST", way)
+    large = [torch.full((16_000_000,), float(rank)) for rank in range(2)]
+    with members(store, 2) as (worlds, pool), ThreadPoolExecutor(4) as acting:
+        control = _connections(worlds[0])
+        for turn in range(8):
+            calls = [acting.submit(world.sync.send, large[world.rank], 1 - world.rank) for world in worlds]
+            calls += [acting.submit(world.sync.recv, torch.zeros(16_000_000), 1 - world.rank) for world in worlds]
+            traffic = worlds[1].member.session.bridge.traffic
+            wait_until(lambda: traffic()[0][1] > turn * 4_000_000, SOON, "nothing comes")  # noqa: B023
+            worlds[turn % 2].abort("on purpose")
+            assert all(isinstance(call.exception(SOON), BrokenWorldException | None) for call in calls)
+            assert list(pool.map(lambda world: world.sync.shrink(timeout=SOON), worlds)) == worlds
+            _exchange(worlds, pool)
+            assert list(pool.map(_total, worlds)) == [2.0] * 2
+        assert _connections(worlds[0]) == control
+
+
+@pytest.mark.parametrize("leaver", [0, 2])
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_who_leaves_after_the_break_is_not_waited_for(
+    store: str, monkeypatch: pytest.MonkeyPatch, when: str, leaver: int
+) -> None:
+    looked, lost = threading.Event(), Agreement.lost
+
+    def told(self: Agreement, claim: Claim, **options: Any) -> bool:
+        found = lost(self, claim, **options)
+        looked.set()
+        return found
+
+    monkeypatch.setattr(Agreement, "lost", told)
+    with members(store, 3) as (worlds, pool):
+        left = [world for world in worlds if world.world_rank != leaver]
+        left[0].abort("on purpose")
+        wait_until(lambda: all(world.failure for world in worlds), SOON, "it is not broken")
+        if when == "before":
+            worlds[leaver].sync.leave()
+        running = [pool.submit(world.sync.shrink, timeout=OP_TIMEOUT) for world in left]
+        if when == "meanwhile":
+            assert looked.wait(SOON)
+            worlds[leaver].sync.leave()
+        assert [call.result(SOON).size for call in running] == [2, 2]
+        assert list(pool.map(_total, left)) == [2.0] * 2
 
 
 def test_refused_while_a_mesh_refers_to_it(store: str) -> None:

@@ -132,11 +132,12 @@ def test_a_member_that_is_elsewhere_or_only_looks_local_is_reached_by_tcp(
 
 
 def test_a_process_of_another_container_is_in_another_network() -> None:
-    boot, processes, network = neighbour.machine().split()
-    assert neighbour.shares_network(f"{boot} {processes} {network}")
-    assert neighbour.shares_network(f"{boot} pid:[1] {network}")  # a container of the same pod
+    ours = neighbour.machine()
+    boot, processes, network = ours.split()
+    assert neighbour.share_network(ours, f"{boot} {processes} {network}")
+    assert neighbour.share_network(ours, f"{boot} pid:[1] {network}")  # a container of the same pod
     for other in (f"{boot} {processes} net:[1]", f"x {processes} {network}", "", boot, "unknown 1f"):
-        assert not neighbour.shares_network(other)
+        assert not neighbour.share_network(ours, other)
 
 
 def test_a_system_without_such_sockets_has_tcp(store: str, monkeypatch: pytest.MonkeyPatch) -> None:

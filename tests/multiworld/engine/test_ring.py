@@ -216,7 +216,7 @@ def test_what_was_sent_through_the_ring_arrives_after_an_orderly_end(two: Two) -
     ends = two.run(lingers, lambda: two.b.wait(number, SECONDS))
     assert ends[1][0] == DONE
     assert got.sum() == count
-    two.a.shut()
+    two.a.shut(())
     while two.b.drain(0):
         pass
     assert [event[0] for event in events_of(two.b)] == [BYE, LANE_ENDED]

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from multiworld import RendezvousError, StaleGeneration, TooFewMembers, WorldState
+from multiworld import Heartbeat, RendezvousError, StaleGeneration, TooFewMembers, WorldState
 from multiworld.lab.context import Context
 from multiworld.lab.workers import VanishedError, Worker
+from multiworld.rendezvous.agreement import Agreement
+from multiworld.rendezvous.ledger import Claim
 from multiworld.rendezvous.reassembly import Reassembly
 from tests.multiworld.faults import acts
 from tests.multiworld.faults.bounds import ANSWER_SECONDS, JOIN_SECONDS
@@ -73,6 +75,19 @@ def stop_at(context: Context, step: str) -> None:
         return method(*args)
 
     setattr(Reassembly, step, stopped)
+
+
+def tell_of_stillness(context: Context) -> None:
+    """Mark "still" when the agreement has seen a member that stands still, and waits for it."""
+    lost = Agreement.lost
+
+    def told(self: Agreement, claim: Claim, **options: Any) -> bool:
+        found = lost(self, claim, **options)
+        if claim.identity in self._still and not found:
+            context.mark("still")
+        return found
+
+    setattr(Agreement, "lost", told)  # noqa: B010
 
 
 def _shrunk(scene: Scene, workers: list[Worker], **options: Any) -> int:
@@ -176,6 +191,25 @@ def test_a_member_that_sleeps_while_the_others_go_on_is_refused(scene: Scene, wh
     scene.works(WORLD, others)
     scene.works(CALM, workers[1:3])
     assert sleeper.run(acts.standing, "own").state is WorldState.ACTIVE
+
+
+@ONE_ROW
+@pytest.mark.parametrize("step", ["_claim", "_wire"])
+def test_a_member_that_stands_still_for_a_moment_is_waited_for(scene: Scene, step: str) -> None:
+    """It has the time that the heartbeat gives it, before its claim and while all connect."""
+    workers = scene.workers(4)
+    scene.join(WORLD, workers, heartbeat=Heartbeat(lost_after=JOIN_SECONDS))
+    scene.injector.kill(workers.pop())
+    scene.broken(WORLD, workers)
+    sleeper, others = workers[0], workers[1:]
+    scene.everywhere(others, tell_of_stillness)
+    sleeper.run(stop_at, step)
+    running = [worker.start(shrink, WORLD) for worker in workers]
+    for worker in others:
+        worker.wait_for("still")
+    scene.injector.thaw(sleeper)
+    assert [call.result(JOIN_SECONDS)[:2] for call in running] == [(rank, 3) for rank in range(3)]
+    scene.works(WORLD, workers)
 
 
 @ONE_ROW

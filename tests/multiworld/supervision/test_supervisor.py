@@ -94,19 +94,39 @@ def test_a_broken_world_comes_back_at_reconcile_and_not_before(store: str) -> No
         assert total(one, other) == 2
 
 
-def _member(context: Context, store: str, rank: int, size: int) -> Any:
+def _member(context: Context, store: str, rank: int, size: int, **fields: Any) -> Any:
     """Reduce until told to end, and go on after losses."""
-    with MultiWorld() as mw, mw.maintain({"w": want(store, rank, size, join_timeout=SECONDS)}) as sup:
+    with MultiWorld() as mw, mw.maintain({"w": want(store, rank, size, join_timeout=SECONDS, **fields)}) as sup:
         sup.wait_ready(SECONDS)
         while not sup.draining:
             tensor = torch.ones(1)
             try:
                 sup["w"].sync.all_reduce(tensor)
                 context.mark(f"generation {sup['w'].generation}", float(tensor))
+                context.mark(f"sum {tensor.item():.0f} of {sup['w'].size}")
             except BrokenWorldException:
                 sup.reconcile()
                 sup.wait_ready(SECONDS)
         return sup["w"].generation
+
+
+def _shrinking(context: Context, store: str, rank: int) -> Any:
+    return _member(context, store, rank, 3, on_loss="shrink", min_size=2)
+
+
+def test_a_killed_member_is_gone_on_without_unless_too_few_are_left(tcp_store: str) -> None:
+    with cluster() as c:
+        members = [c.start(_shrinking, tcp_store, rank) for rank in range(3)]
+        for victim, expected in ((1, "sum 3 of 3"), (2, "sum 2 of 2")):
+            for member in (one for one in members if one in c.procs):
+                member.wait_for(expected)
+            members[victim].kill()
+            c.procs.remove(members[victim])
+        wait_until(lambda: members[0].marks("sum 1 of 1") == [], SECONDS, "one is less than two")
+        replacements = [c.start(_shrinking, tcp_store, rank) for rank in (1, 2)]
+        for member in (members[0], *replacements):
+            member.marks("sum 3 of 3")
+            member.wait_for("sum 3 of 3")
 
 
 def test_a_killed_member_is_replaced_and_sigterm_ends_the_others_in_good_order(tcp_store: str) -> None:
@@ -246,6 +266,8 @@ def test_another_table(store: str) -> None:
         {"w": Want(rank="0", size=2, store="file:///x")},  # type: ignore[arg-type]
         {"w": Want(rank=0, size=2, store="nowhere")},
         {"w": Want(rank=0, size=2, store="file:///x", min_size=1)},
+        {"w": Want(rank=0, size=2, store="file:///x", min_size=3, on_loss="shrink")},
+        {"w": Want(rank=0, size=2, store="file:///x", min_size=0, on_loss="shrink")},
         {"w": Want(rank=0, size=2, store="file:///x", on_loss="weep")},  # type: ignore[arg-type]
         {"w": Want(rank=0, size=2, store="file:///x", join_timeout=0)},
         {"w": {"rank": 0, "size": 1}},
