@@ -200,4 +200,4 @@ class CudaDevice:
 def _moment(stream: torch.cuda.Stream) -> Moment:
     event = torch.cuda.Event()
     event.record(stream)
-    return Moment(stream, event)
+    return Moment(stream, event, event.cuda_event)

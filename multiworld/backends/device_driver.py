@@ -126,6 +126,7 @@ class DeviceDriver(ABC):
         self._started = self._made = self._ending = self._ended = False
         self._remains = False  # what is launched may come into the stream still: NCCL launches in a thread of its own
         self._forget_device: Callable[[], None] = lambda: None
+        self._adopt: Callable[[int], None] = lambda _: None  # a transfer of compiled code's, see ``transfers``
 
     # the communicator
 
@@ -181,6 +182,17 @@ class DeviceDriver(ABC):
             self._fail(failure)
         if failure is not None:
             raise failure
+
+    def transfers(self, adopt: Callable[[int], None]) -> Any:  # noqa: ARG002 - for those that have a launcher alone
+        """See ``Driver.transfers``."""
+        return None
+
+    def adopt(self, number: int, memory: Any, *, dropped: bool) -> Work:
+        """See ``Driver.adopt``."""
+        work = self._works[number] = Work(number, memory, None, None)
+        if dropped:
+            self._let_go(work, self._failure or ConnectionAbortedError("the communicator was closed"))
+        return work
 
     def watch(self, work: Work, finished: Finished, launched: Launched | None = None) -> None:
         with self._guard:
@@ -281,6 +293,7 @@ class DeviceDriver(ABC):
 
     def _see_it_end(self) -> None:
         """After a failure: let go of what waits, and abort from here if the one that launches does not come to it."""
+        self._adopt(0)
         if not self._within(RESCUE_SECONDS, lambda: self._ending):
             rescue = threading.Thread(target=self._abort, name=self._thread("rescue"), daemon=True)
             with contextlib.suppress(RuntimeError):
@@ -362,6 +375,8 @@ class DeviceDriver(ABC):
         if what == _Report.BROKEN:
             self._fail(self._explained(RuntimeError(text)))
             return
+        if number not in self._works:
+            self._adopt(number)
         work = self._works[number]
         if what == _Report.LAUNCHED:
             with self._guard:

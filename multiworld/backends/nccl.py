@@ -126,6 +126,10 @@ class NcclDriver(DeviceDriver):
         self._launcher.open(functions, stream, int(comm))
         self._launcher.settle()
 
+    def transfers(self, adopt: Callable[[int], None]) -> Any:
+        self._adopt = adopt
+        return self._launcher
+
     def abort_communicator(self) -> None:
         self._launcher.abort()
 

@@ -22,6 +22,7 @@ from multiworld.errors import BrokenWorldException, InvalidArgument, LossReason,
 from multiworld.matching.driver import Driver, DriverRefused
 from multiworld.matching.membership import Membership
 from multiworld.matching.operation import Launch, Operation
+from multiworld.matching.protocol import ranks_of_channel
 from multiworld.process.thread_parking import immortal
 from multiworld.process.threads import start_or_run
 from multiworld.process.wake_ups import woken_after
@@ -99,6 +100,11 @@ class DriverSlot:
             self._opener = threading.Thread(target=self._open, args=(self._driver,), name=name, daemon=True)
             self._opener.start()
 
+    def adopt(self, launch: Launch) -> None:
+        """Hear the end of what compiled code has launched."""
+        self._session.engine.under_way.add(launch)
+        self._start(launch)
+
     def expects(self, nbytes: int) -> bool:
         """Tell whether a member's value for the set-up, of that many bytes, can be right."""
         self._set_up_bytes += nbytes
@@ -155,6 +161,19 @@ class DriverSlot:
         with self._session.lock:
             self._ready = True
             self._start_waiting()
+            self._connect(driver)
+
+    def _connect(self, driver: Driver) -> None:
+        """Let compiled code hand the messages of this channel to the launcher of its driver."""
+        native, launcher = self._session.engine.native, driver.transfers(self._adopt)
+        if native is not None and launcher is not None and ranks_of_channel(self._gid):
+            source, target = self.ranks
+            receives = target == self._session.membership.rank
+            native.connect(source if receives else target, receives, launcher)
+
+    def _adopt(self, number: int) -> None:
+        with self._session.lock:
+            self._session.engine.hear_end(number)
 
     def _start_waiting(self) -> None:
         """Start what is ready, up to the first whose memory is not."""

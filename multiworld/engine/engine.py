@@ -6,23 +6,24 @@ methods are called with the registry's lock held, unless they say otherwise.
 
 from __future__ import annotations
 
-import ctypes
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from operator import methodcaller
 from typing import Any, TypeVar, cast
 
 import torch
 
+from multiworld.engine.memory import memory_of, plain_signature, ready, said, tensor_over, view_of
 from multiworld.errors import BrokenWorldException, MultiWorldError
 from multiworld.matching.agreement import CollectiveOperation
-from multiworld.matching.collective_plan import Bytes, Part, Plan, Steps
-from multiworld.matching.device import Device, DeviceEnd, Moment
+from multiworld.matching.collective_plan import Part, Plan, Steps
+from multiworld.matching.device import Device, DeviceEnd, Place
 from multiworld.matching.driver import Driver
 from multiworld.matching.membership import GroupMembers, Membership
 from multiworld.matching.operation import Host, Launch, Operation, Registry
-from multiworld.matching.protocol import CODES, Mode, channel
+from multiworld.matching.protocol import channel
 from multiworld.matching.send_receive import (
     End,
     Payload,
@@ -36,7 +37,7 @@ from multiworld.matching.send_receive import (
 T = TypeVar("T", bound=Operation)
 #: a message as the compiled part takes it: whether it is received, and on the device, peer, key, mode, dtype code,
 #: bytes, memory, what follows it
-_Message = tuple[bool, bool, int, int, int, int, int, int | bytes | None, bytes | None]
+_Message = tuple[bool, bool, int, int, int, int, int, int | bytes | Place | None, bytes | None]
 
 
 class Outcome(enum.IntEnum):
@@ -55,10 +56,12 @@ class Compiled(Operation, ABC):
     Attributes:
         engine: that it is under way in.
         number: names it there; 0 until it is started.
+        end: of a message, where it is on the device.
     """
 
     engine: Engine
     number = 0
+    end: End = None
 
     @abstractmethod
     def launched(self, peer: int) -> Launch:
@@ -142,8 +145,10 @@ class CompiledSend(Compiled):
         return launch
 
     def _begin(self, driver: Driver) -> Any:
-        data, moment = _ready(self.end)
-        return driver.send(data, 1, after=moment.event)
+        data, moment = ready(self.end)
+        work = driver.send(data, 1, after=moment.event)
+        self.engine.begun(self.number)
+        return work
 
     def withdraw(self) -> None:
         """Give it up. What is matched goes on; on the device in the caller's memory, or, if it is only offered, from a
@@ -171,7 +176,7 @@ class CompiledSend(Compiled):
 
     def differs(self, peer: int, theirs: Signature) -> MultiWorldError:
         """Make the error of a receive that is for something else."""
-        return refused_send(self, peer, self.signature or _plain_signature(self.keep), theirs)
+        return refused_send(self, peer, self.signature or plain_signature(self.keep), theirs)
 
     def awaits(self) -> tuple[int, ...]:
         return (self.peer,)
@@ -221,8 +226,10 @@ class CompiledReceive(Compiled, Received):
         return launch
 
     def _begin(self, driver: Driver) -> Any:
-        data, moment = _ready(self.end)
-        return driver.recv(data, 0, after=moment.event)
+        data, moment = ready(self.end)
+        work = driver.recv(data, 0, after=moment.event)
+        self.engine.begun(self.number)
+        return work
 
     def _find_room(self, launch: Launch, nbytes: int) -> None:
         """Find memory for a message whose length the sender has said, or that has no waiter. Without the lock."""
@@ -256,12 +263,12 @@ class CompiledReceive(Compiled, Received):
                 self.end = self._kept.end
         elif self.keep is None:
             keeper, self.dtype, memory = self.engine.received(self.number)
-            self.buffer = _tensor_over(keeper, *memory)
+            self.buffer = tensor_over(keeper, *memory)
         self.complete(peer)
 
     def differs(self, peer: int, theirs: Signature) -> MultiWorldError:
         """Make the error of a message that is something else."""
-        return refused_receive(self, peer, self.signature or _plain_signature(self.keep), theirs)
+        return refused_receive(self, peer, self.signature or plain_signature(self.keep), theirs)
 
     def withdraw(self) -> None:
         """Give it up. On the device a message that is on its way is waited for, and kept for the next receive."""
@@ -340,7 +347,7 @@ class CompiledCollective(Compiled, CollectiveOperation):
         """Make the result of what all sent, or leave it to the backend's end."""
         if not self.plan.begins:
             keeper, heard = self.engine.received(self.number)
-            self.absorb([_view_of(keeper, *heard[rank][1]) if rank in heard else None for rank in self.ranks])
+            self.absorb([view_of(keeper, *heard[rank][1]) if rank in heard else None for rank in self.ranks])
 
     def differs(self, _: int, __: Signature) -> MultiWorldError:
         """Make the error of members that call something else."""
@@ -367,17 +374,6 @@ class CompiledCollective(Compiled, CollectiveOperation):
         if self.plan.begins:
             self.engine.over(self)
         super()._settle()
-
-
-def _plain_signature(tensor: torch.Tensor) -> Signature:
-    return Mode.FIXED, CODES[tensor.dtype], tensor.nbytes
-
-
-def _ready(end: End) -> tuple[torch.Tensor, Moment]:
-    """The memory of an end that is ready, and when it may be used."""
-    if end is None or end.data is None:
-        raise LookupError("a transfer began without memory")
-    return end.data, end.moment
 
 
 class Engine(Registry):
@@ -429,7 +425,7 @@ class Engine(Registry):
             memory = first if keep is None else keep.data_ptr()
             message = (False, False, peer, key, *signature, memory, rest[0] if rest else None)
         else:
-            message = (False, True, peer, key, *signature, None, b"".join(payload))
+            message = (False, True, peer, key, *signature, end.place(), b"".join(payload))
         with self.lock:
             if self.register(operation, (peer,)):
                 self._start(operation, message)
@@ -447,8 +443,7 @@ class Engine(Registry):
     ) -> CompiledReceive:
         """Start a receive into the memory of ``keep``, or into memory that is found when it comes."""
         operation = CompiledReceive(self, name, (peer,), signature, keep, end=end)
-        memory = None if keep is None or end is not None else keep.data_ptr()
-        message = (True, end is not None, peer, key, *signature, memory, None)
+        message = (True, end is not None, peer, key, *signature, memory_of(keep, end), None)
         with self.lock:
             # A message from before the peer left can still be received.
             kept = self.departed and self.native is not None and self.native.keeps(peer, key)
@@ -521,8 +516,7 @@ class Engine(Registry):
             all_gone = self.departed.issuperset(peers)
             kept = all_gone and self.native is not None and any(self.native.keeps(peer, key) for peer in peers)
             if self.register(operation, peers if all_gone and not kept else ()):
-                memory = keep.data_ptr() if end is None else None
-                self._began({self.native.start_any(peers, key, *signature, memory): operation})
+                self._began({self.native.start_any(peers, key, *signature, memory_of(keep, end)): operation})
         return operation
 
     def collective(self, group: GroupMembers, plan: Plan) -> CompiledCollective:
@@ -532,7 +526,7 @@ class Engine(Registry):
             if self.register(operation, tuple(self.departed.intersection(group.ranks))):
                 us = self.membership.rank
                 outgoing = [
-                    None if rank == us else _said(plan.outgoing(place)) for place, rank in enumerate(group.ranks)
+                    None if rank == us else said(plan.outgoing(place)) for place, rank in enumerate(group.ranks)
                 ]
                 given = group.gid, group.ranks, operation.fingerprint, plan.begins, outgoing
                 operation.number = self.native.collective(*given)
@@ -589,6 +583,7 @@ class Engine(Registry):
 
         The compiled part has ended: what it moved is nobody's any more.
         """
+        self.hear_end()
         for operation in self.operations:
             operation.running = operation.running and operation.launch is not None
         self.fail_all(error, running=False)
@@ -670,6 +665,7 @@ class Engine(Registry):
 
     def take(self, number: int) -> None:
         """Let go of its number. Without the lock."""
+        self._going.pop(number, None)
         native = self.native
         if native is not None:
             native.take(number)
@@ -677,13 +673,14 @@ class Engine(Registry):
     def withdraw(self, operation: Compiled) -> bool:
         """Give it up; whether it goes on, on the backend or to it. Nothing is matched any more that was not begun."""
         self._watched.pop(operation.number, None)
-        goes_on = self.native is not None and bool(self.native.withdraw(operation.number))
-        if goes_on:
+        flown = None if self.native is None else self.native.withdraw(operation.number)
+        if flown is not None:
             self._going[operation.number] = operation
+            self._hear_ends(flown)
             self.begin()
         else:
             self._going.pop(operation.number, None)
-        return goes_on
+        return flown is not None
 
     def move(self, operation: CompiledCollective, parts: Sequence[Part]) -> None:
         """Move parts of a collective that all agreed on; then it goes on."""
@@ -726,8 +723,29 @@ class Engine(Registry):
 
     def forget(self, message: CompiledReceive) -> None:
         """Let go of a kept message that another receive has taken. Without the lock."""
-        self._going.pop(message.number, None)
         self.take(message.number)
+
+    def begun(self, number: int) -> None:
+        """A message was handed to its launcher here: what is matched after it may follow it there."""
+        if self.native is not None:
+            self.native.begun(number)
+
+    def hear_end(self, number: int = 0) -> None:
+        """Hear the end of a message that compiled code has handed to a launcher, or of all: it knows good ends only."""
+        if self.native is not None and (number or self._going):
+            self._hear_ends(self.native.adopt(number))
+
+    def _hear_ends(self, flown: list[tuple[int, int, bool]]) -> None:
+        for number, peer, dropped in flown:
+            operation = self._going[number]
+            launch = operation.launched(peer)
+            launch.begin = methodcaller("adopt", number, operation.end, dropped=dropped)
+            self._host.adopt(channel(*launch.ranks), launch)
+
+    def launches(self) -> set[Launch]:
+        """See ``Registry.launches``."""
+        self.hear_end()
+        return super().launches()
 
     def an_end(self) -> DeviceEnd:
         """An end for a message that has no waiter, in the calling thread's stream. Without the lock."""
@@ -738,23 +756,3 @@ class Engine(Registry):
     def aside(self, function: Callable[[], None]) -> None:
         """Run ``function`` soon in a thread of its own."""
         self._host.aside(function)
-
-
-def _said(data: Bytes | None) -> bytes | tuple[int, int] | None:
-    """A payload as the compiled part takes it: bytes, or address and length."""
-    if data is None or isinstance(data, bytes):
-        return data
-    return (ctypes.addressof(ctypes.c_char.from_buffer(data)), len(data)) if len(data) else (0, 0)
-
-
-def _view_of(keeper: Any, address: int, nbytes: int) -> memoryview:
-    """Memory of the compiled engine's own, which lives as long as its views."""
-    array = (ctypes.c_char * nbytes).from_address(address)
-    array.keeper = keeper  # type: ignore[attr-defined]
-    return memoryview(array).cast("B")
-
-
-def _tensor_over(keeper: Any, address: int, nbytes: int) -> torch.Tensor:
-    if not nbytes:
-        return torch.empty(0, dtype=torch.uint8, device="cpu")
-    return torch.frombuffer(_view_of(keeper, address, nbytes), dtype=torch.uint8)

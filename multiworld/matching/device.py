@@ -8,6 +8,9 @@ from typing import Any, Protocol
 
 import torch
 
+#: memory on the device, and the event after which it may be used, by address
+Place = tuple[int, int]
+
 
 @dataclass(frozen=True, slots=True)
 class Moment:
@@ -16,10 +19,12 @@ class Moment:
     Attributes:
         stream: of the caller.
         event: recorded there; a driver waits for it before it touches the caller's memory.
+        address: of the event.
     """
 
     stream: Any
     event: Any
+    address: int = 0
 
 
 class Device(Protocol):
@@ -59,6 +64,10 @@ class DeviceEnd:
     moment: Moment
     data: torch.Tensor | None = None
     streamed: bool = False
+
+    def place(self) -> Place | None:
+        """Return the address of the memory, and of the event, if compiled code can launch the transfer alone."""
+        return None if self.data is None or self.streamed else (self.data.data_ptr(), self.moment.address)
 
     def emptied(self) -> DeviceEnd:
         """The same without the caller's memory: room is found when the payload comes."""

@@ -60,6 +60,23 @@ class Driver(Protocol):
     def send(self, tensor: torch.Tensor, peer: int, *, after: Any = None) -> Any: ...
     def recv(self, tensor: torch.Tensor, peer: int, *, after: Any = None) -> Any: ...
 
+    def transfers(self, adopt: Callable[[int], None]) -> Any:
+        """Return the compiled launcher that transfers can be handed to; None if they need Python.
+
+        Args:
+            adopt: called, without a lock, with the number of a transfer that compiled code cannot tell the end of, or
+                with 0 for all: ``adopt`` of the driver is called for each in turn.
+        """
+
+    def adopt(self, number: int, memory: Any, *, dropped: bool) -> Any:
+        """Return the work of a transfer that was handed to the launcher.
+
+        Args:
+            number: of the transfer.
+            memory: what is kept until it is over.
+            dropped: it is not launched.
+        """
+
     def watch(self, work: Any, finished: Finished, launched: Launched | None = None) -> None:
         """Report the end of ``work``, from any thread.
 

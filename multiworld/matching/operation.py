@@ -39,6 +39,9 @@ class Host(Protocol):
     def launch(self, number: int, launch: Launch) -> None:
         """Run an agreed collective, or a matched transfer, after those before it of that group or channel."""
 
+    def adopt(self, number: int, launch: Launch) -> None:
+        """Hear the end of a transfer that compiled code has handed to the driver of that channel."""
+
     def abort(self, reason: str) -> None:
         """End the generation here and for all members."""
 
@@ -148,12 +151,16 @@ class Registry:
 
     # the backend's work
 
+    def launches(self) -> set[Launch]:
+        """What is matched or agreed, and not over on the backend yet."""
+        return self.under_way
+
     def synchronize(self) -> Operation:
         """Start to wait for the end of all that the backend does for us now. Without the lock."""
         operation = Synchronization(self)
         with self.lock:
             if self.register(operation, ()):
-                operation.follow(self.under_way)
+                operation.follow(self.launches())
         return operation
 
     def is_over(self, launch: Launch) -> None:
@@ -163,12 +170,12 @@ class Registry:
 
     def awaited_work(self) -> bool:
         """Return whether a caller waits for what the backend does now."""
-        return any(launch.operation is not None and not launch.operation.done for launch in self.under_way)
+        return any(launch.operation is not None and not launch.operation.done for launch in self.launches())
 
     def finishing(self) -> bool:
         """Return whether a caller waits for what will end: the backend is at it, and all who take part in it see it
         through, or a member that left has done so, and the parts of the others are on their way."""
-        awaited = (launch for launch in self.under_way if launch.operation is not None and not launch.operation.done)
+        awaited = (launch for launch in self.launches() if launch.operation is not None and not launch.operation.done)
         if any(self.gave_up.isdisjoint(launch.ranks) for launch in awaited):
             return True
         left = self.departed - self.gave_up
@@ -181,7 +188,7 @@ class Registry:
         """
         self.departed |= {peer}
         self.gave_up |= {peer} if gives_up else set()
-        return not (gives_up and any(peer in launch.ranks for launch in self.under_way))
+        return not (gives_up and any(peer in launch.ranks for launch in self.launches()))
 
 
 class Operation:

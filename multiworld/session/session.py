@@ -162,6 +162,10 @@ class Session:
         slot.ranks = launch.ranks
         slot.launch(launch)
 
+    def adopt(self, number: int, launch: Launch) -> None:
+        """Hear the end of a transfer that compiled code has handed to the driver of that channel."""
+        self.slot(number).adopt(launch)
+
     def aside(self, function: Callable[[], None]) -> None:
         """Run ``function`` soon in a thread of its own."""
         start_or_run(f"mw-aside-{self.name}", function)

@@ -12,9 +12,11 @@ namespace launcher_binding {
 
 namespace {
 
+PyObject* type;
+
 struct LauncherObject {
   ObjectHead head;
-  Launcher* launcher;
+  std::shared_ptr<Launcher>* launcher;  // an engine may have it, too
   pid_t process;
 };
 
@@ -36,7 +38,7 @@ class SignalsBlocked {
 // The launcher; null with an error set in a forked child, where its threads are not.
 Launcher* launcher_of(PyObject* self) {
   auto* object = reinterpret_cast<LauncherObject*>(self);
-  if (object->process == getpid()) return object->launcher;
+  if (object->process == getpid()) return object->launcher->get();
   PyErr_Format(PyExc_RuntimeError, "used in a forked child of the process that joined");
   return nullptr;
 }
@@ -169,7 +171,7 @@ PyObject* release(PyObject* self, PyObject*) {
 PyObject* make(PyTypeObject* type, PyObject*, PyObject*) {
   auto alloc = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
   auto* self = reinterpret_cast<LauncherObject*>(alloc(type, 0));
-  if (self) self->launcher = new Launcher, self->process = getpid();
+  if (self) self->launcher = new auto(std::make_shared<Launcher>()), self->process = getpid();
   return reinterpret_cast<PyObject*>(self);
 }
 
@@ -210,8 +212,14 @@ PyType_Spec spec = {"multiworld._engine.Launcher", sizeof(LauncherObject), 0, 0,
 
 }  // namespace launcher_binding
 
+std::shared_ptr<Launcher> launcher_in(PyObject* object) {
+  int is = PyObject_IsInstance(object, launcher_binding::type);
+  if (is == 0) PyErr_Format(PyExc_TypeError, "it is no launcher");
+  return is == 1 ? *reinterpret_cast<launcher_binding::LauncherObject*>(object)->launcher : nullptr;
+}
+
 bool add_launcher(PyObject* module) {
-  PyObject *type = PyType_FromSpec(&launcher_binding::spec), *names = PyList_New(0);
+  PyObject *type = launcher_binding::type = PyType_FromSpec(&launcher_binding::spec), *names = PyList_New(0);
   for (const char* name : function_names) {
     if (PyList_Append(names, Ref(PyUnicode_InternFromString(name)).get()) < 0) return false;
   }

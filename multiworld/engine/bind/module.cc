@@ -23,7 +23,7 @@ PyObject* names[n_count];
 
 struct EngineObject {
   ObjectHead head;
-  Engine* engine;
+  std::shared_ptr<Engine>* engine;
 };
 
 // The type of an object, borrowed of it.
@@ -33,7 +33,7 @@ PyObject* type_of(PyObject* object) {
 
 // The engine; null with an error set in a forked child.
 Engine* engine_of(PyObject* self) {
-  Engine* engine = reinterpret_cast<EngineObject*>(self)->engine;
+  Engine* engine = reinterpret_cast<EngineObject*>(self)->engine->get();
   if (!engine->forked()) return engine;
   PyErr_Format(PyExc_RuntimeError, "used in a forked child of the process that joined");
   return nullptr;
@@ -149,7 +149,7 @@ PyObject* start_tensor(PyObject* self, PyObject* const* args, Py_ssize_t count) 
 // it is not or not well; None if nothing was started. The operation's number, which is still to be taken, goes into the list
 // `number` before a signal handler can run.
 PyObject* exchange(PyObject* self, PyObject* const* args, Py_ssize_t count) {
-  Engine* engine = reinterpret_cast<EngineObject*>(self)->engine;
+  Engine* engine = reinterpret_cast<EngineObject*>(self)->engine->get();
   if (!count_is(count, 6)) return nullptr;
   bool receives = args[1] == &_Py_TrueStruct, interrupted = false;
   int peer = int(PyLong_AsLong(args[2]));
@@ -166,8 +166,16 @@ PyObject* exchange(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   return PyBool_FromLong(outcome == Outcome::done);
 }
 
+// Memory on the device as Python says it: (address, event), or None for what Python begins.
+bool place_of(PyObject* said, char*& address, void*& after) {
+  unsigned long long at = 0, event = 0;
+  if (said != &_Py_NoneStruct && !PyArg_ParseTuple(said, "KK", &at, &event)) return false;
+  address = reinterpret_cast<char*>(at), after = reinterpret_cast<void*>(event);
+  return true;
+}
+
 // A message as Python says it: (receives, on_device, peer, key, mode, dtype, nbytes, data, tail). `data` is the address of the
-// caller's memory, bytes that are copied, or None for memory of the engine's own, or on the device.
+// caller's memory, bytes that are copied, or None for memory of the engine's own; on the device see `place_of`.
 bool message_of(PyObject* said, Message& message) {
   int receives, on_device, mode, dtype;
   unsigned long long key, nbytes;
@@ -183,6 +191,7 @@ bool message_of(PyObject* said, Message& message) {
     if (PyBytes_AsStringAndSize(tail, &bytes, &size) < 0) return false;
     message.tail.assign(bytes, size_t(size));
   }
+  if (on_device) return place_of(data, message.data, message.after);
   if (PyObject_IsInstance(data, reinterpret_cast<PyObject*>(&PyBytes_Type)) == 1) {
     message.borrowed = false;
     if (PyBytes_AsStringAndSize(data, &message.data, &size) < 0) return false;
@@ -218,17 +227,19 @@ bool ranks_of(PyObject* tuple, std::vector<int>& ranks) {
   return !PyErr_Occurred();
 }
 
-// start_any(peers, key, mode, dtype, nbytes, address): of memory on the device the address is None.
+// start_any(peers, key, mode, dtype, nbytes, memory): an address, or on the device see `place_of`.
 PyObject* start_any(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   Engine* engine = engine_of(self);
   std::vector<int> peers;
   if (!engine || !count_is(count, 6) || !ranks_of(args[0], peers)) return nullptr;
   uint64_t key = number(args[1]);
   Signature signature{uint16_t(PyLong_AsLong(args[2])), uint8_t(PyLong_AsLong(args[3])), number(args[4])};
-  bool on_device = args[5] == &_Py_NoneStruct;
+  bool on_device = PyObject_IsInstance(args[5], reinterpret_cast<PyObject*>(&PyLong_Type)) == 0;
   char* to = on_device ? nullptr : static_cast<char*>(PyLong_AsVoidPtr(args[5]));
-  if (PyErr_Occurred()) return nullptr;
-  return PyLong_FromUnsignedLongLong(unlocked([&] { return engine->receive_any(peers, key, signature, to, on_device); }));
+  void* after = nullptr;
+  if (PyErr_Occurred() || (on_device && !place_of(args[5], to, after))) return nullptr;
+  uint64_t id = unlocked([&] { return engine->receive_any(peers, key, signature, to, on_device, after); });
+  return PyLong_FromUnsignedLongLong(id);
 }
 
 // collective(group, ranks, fingerprint, launches, outgoing): `outgoing` has bytes, (address, length) or None for each rank.
@@ -299,11 +310,29 @@ PyObject* of(PyObject* self, PyObject* argument) {
 
 PyObject* take(Engine& engine, uint64_t id) { return unlocked([&] { return engine.take(id), 0; }), none(); }
 
-PyObject* withdraw(Engine& engine, uint64_t id) {
-  return PyBool_FromLong(unlocked([&] { return engine.withdraw(id); }));
+PyObject* over(Engine& engine, uint64_t id) { return unlocked([&] { return engine.over(id), 0; }), none(); }
+
+PyObject* begun(Engine& engine, uint64_t id) { return engine.begun(id), none(); }
+
+// [(number, peer, dropped), ...]: see `Flown`.
+PyObject* flown_list(const std::vector<Flown>& flown) {
+  PyObject* list = PyList_New(Py_ssize_t(flown.size()));
+  for (size_t i = 0; list && i < flown.size(); i++) {
+    PyObject* entry =
+        Py_BuildValue("(Kii)", static_cast<unsigned long long>(flown[i].id), flown[i].peer, int(flown[i].dropped));
+    if (!entry) return Py_DecRef(list), nullptr;
+    PyList_SetItem(list, Py_ssize_t(i), entry);
+  }
+  return list;
 }
 
-PyObject* over(Engine& engine, uint64_t id) { return unlocked([&] { return engine.over(id), 0; }), none(); }
+PyObject* adopt(Engine& engine, uint64_t id) { return flown_list(unlocked([&] { return engine.adopt(id); })); }
+
+// None if it is over for us; else the list of `adopt`.
+PyObject* withdraw(Engine& engine, uint64_t id) {
+  std::vector<Flown> flown;
+  return unlocked([&] { return engine.withdraw(id, &flown); }) ? flown_list(flown) : none();
+}
 
 PyObject* landed(Engine& engine, uint64_t id) { return unlocked([&] { return engine.landed(id), 0; }), none(); }
 
@@ -486,6 +515,16 @@ PyObject* depart(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   return PyErr_Occurred() ? nullptr : PyBool_FromLong(unlocked([&] { return engine->depart(peer, gives_up); }));
 }
 
+// connect(peer, receives, launcher)
+PyObject* connect(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  Engine* engine = engine_of(self);
+  if (!engine || !count_is(count, 3)) return nullptr;
+  int peer = int(PyLong_AsLong(args[0]));
+  bool receives = PyObject_IsTrue(args[1]) == 1;
+  std::shared_ptr<Launcher> launcher = PyErr_Occurred() ? nullptr : launcher_in(args[2]);
+  return launcher ? (engine->connect(peer, receives, std::move(launcher)), none()) : nullptr;
+}
+
 // value(ranks, group, name, value): bytes for the set-up of a backend.
 PyObject* value(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   Engine* engine = engine_of(self);
@@ -557,7 +596,7 @@ PyObject* engine_new(PyTypeObject* type, PyObject* args, PyObject*) {
   PyObject* self = alloc(type, 0);
   if (!self) return nullptr;
   try {
-    reinterpret_cast<EngineObject*>(self)->engine = new Engine(rank, descriptors, longest);
+    reinterpret_cast<EngineObject*>(self)->engine = new auto(std::make_shared<Engine>(rank, descriptors, longest));
   } catch (const std::system_error& error) {
     Py_DecRef(self);
     errno = error.code().value();
@@ -567,8 +606,8 @@ PyObject* engine_new(PyTypeObject* type, PyObject* args, PyObject*) {
 }
 
 void engine_free(PyObject* self) {
-  Engine* engine = reinterpret_cast<EngineObject*>(self)->engine;
-  if (!engine || !engine->forked()) delete engine;  // in a forked child it may be half changed
+  auto* engine = reinterpret_cast<EngineObject*>(self)->engine;
+  if (!engine || !(*engine)->forked()) delete engine;  // in a forked child it may be half changed
   PyObject* type = type_of(self);
   reinterpret_cast<freefunc>(PyType_GetSlot(reinterpret_cast<PyTypeObject*>(type), Py_tp_free))(self);
   Py_DecRef(type);
@@ -590,6 +629,9 @@ PyMethodDef engine_methods[] = {
     PLAIN("withdraw", of<withdraw>, METH_O),
     PLAIN("owed", owed, METH_NOARGS),
     PLAIN("over", of<over>, METH_O),
+    PLAIN("begun", of<begun>, METH_O),
+    PLAIN("adopt", of<adopt>, METH_O),
+    FAST("connect", connect),
     PLAIN("landed", of<landed>, METH_O),
     PLAIN("keep", of<keep>, METH_O),
     PLAIN("on_device", of<on_device>, METH_O),

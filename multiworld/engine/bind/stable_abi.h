@@ -64,7 +64,7 @@ constexpr int abi_version = 3;
 
 extern PyObject _Py_NoneStruct, _Py_TrueStruct;
 extern PyObject *PyExc_TypeError, *PyExc_OSError, *PyExc_RuntimeError, *PyExc_ValueError;
-extern PyTypeObject PyDict_Type, PyBytes_Type;
+extern PyTypeObject PyDict_Type, PyBytes_Type, PyLong_Type;
 
 void Py_IncRef(PyObject*);
 void Py_DecRef(PyObject*);

@@ -18,18 +18,19 @@ Core::Core(int rank, const std::vector<int>& peers, uint64_t max_message_bytes, 
 }
 
 OperationRef Core::send(int peer, uint64_t key, Signature signature, Span payload, std::string tail, bool borrowed,
-                        bool on_device) {
+                        bool on_device, void* after) {
   auto& messages = messages_.at(peer);
   auto operation =
-      std::make_shared<SendOperation>(messages, key, signature, payload, std::move(tail), borrowed, on_device);
+      std::make_shared<SendOperation>(messages, key, signature, payload, std::move(tail), borrowed, on_device, after);
   operation->peer = peer;
   if (begin(operation, {peer})) messages.send(operation);
   return operation;
 }
 
-OperationRef Core::receive(int peer, uint64_t key, Signature signature, char* to, bool borrowed, bool on_device) {
+OperationRef Core::receive(int peer, uint64_t key, Signature signature, char* to, bool borrowed, bool on_device,
+                           void* after) {
   auto& messages = messages_.at(peer);
-  auto operation = std::make_shared<ReceiveOperation>(messages, key, signature, to, borrowed, on_device);
+  auto operation = std::make_shared<ReceiveOperation>(messages, key, signature, to, borrowed, on_device, after);
   operation->peer = peer;
   // A message from before the peer left can still be received.
   bool kept = !departed_.empty() && messages.keeps(key);
@@ -38,7 +39,7 @@ OperationRef Core::receive(int peer, uint64_t key, Signature signature, char* to
 }
 
 OperationRef Core::receive_any(const std::vector<int>& peers, uint64_t key, Signature signature, char* to, bool borrowed,
-                               bool on_device) {
+                               bool on_device, void* after) {
   std::vector<Messages*> candidates;
   bool lies_ready = false, all_gone = true;
   for (int peer : peers) {
@@ -46,7 +47,7 @@ OperationRef Core::receive_any(const std::vector<int>& peers, uint64_t key, Sign
     lies_ready |= candidates.back()->keeps(key);
     all_gone &= departed_.contains(peer);
   }
-  auto any = std::make_shared<AnyReceive>(key, signature, to, borrowed, on_device, candidates);
+  auto any = std::make_shared<AnyReceive>(key, signature, to, borrowed, on_device, after, candidates);
   if (!begin(any, all_gone && !lies_ready ? peers : std::vector<int>{})) return any;
   any_receives_.push_back(any);
   for (Messages* one : candidates) {
@@ -291,7 +292,8 @@ void Core::on_offer(int peer, uint32_t seq) {
 // the receive (take). So no other receive of ours can take it meanwhile, and leave us waiting for a peer without another.
 void Core::choose(const AnyRef& any, Messages& messages, bool offered) {
   ReceiveRef chosen = any->chosen =
-      std::make_shared<ReceiveOperation>(messages, any->key, any->signature, any->to, any->borrowed, any->on_device);
+      std::make_shared<ReceiveOperation>(messages, any->key, any->signature, any->to, any->borrowed, any->on_device,
+                                         any->after);
   chosen->peer = messages.peer;
   if (offered) chosen->offer = any->seq;
   discard(*any);

@@ -66,12 +66,13 @@ class Core {
   // Args: our rank; the other members; the longest message whose length its sender decides.
   Core(int rank, const std::vector<int>& peers, uint64_t max_message_bytes, Wire& wire, Host& host);
 
-  // Starts. Each returns the operation, which may have ended already.
+  // Starts. Each returns the operation, which may have ended already. Memory on the device may be used `after` an event.
   OperationRef send(int peer, uint64_t key, Signature signature, Span payload, std::string tail, bool borrowed,
-                    bool on_device = false);
-  OperationRef receive(int peer, uint64_t key, Signature signature, char* to, bool borrowed, bool on_device = false);
+                    bool on_device = false, void* after = nullptr);
+  OperationRef receive(int peer, uint64_t key, Signature signature, char* to, bool borrowed, bool on_device = false,
+                       void* after = nullptr);
   OperationRef receive_any(const std::vector<int>& peers, uint64_t key, Signature signature, char* to, bool borrowed,
-                           bool on_device = false);
+                           bool on_device = false, void* after = nullptr);
   // `outgoing` has what goes with the fingerprint to each of `ranks`, our own place included.
   CollectiveRef collective(uint64_t group, std::vector<int> ranks, std::string fingerprint, bool launches,
                            const std::vector<Span>& outgoing);

@@ -59,19 +59,22 @@ using OperationRef = std::shared_ptr<Operation>;
 
 // A message as its sender or its receiver has it. Those that are `on_device` have their memory there, which is the host's.
 struct MessageOperation : Operation {
-  MessageOperation(Type type, bool borrowed, Messages& messages, uint64_t key, Signature signature, bool on_device)
-      : Operation(type, borrowed), messages(messages), key(key), signature(signature), on_device(on_device) {}
+  MessageOperation(Type type, bool borrowed, Messages& messages, uint64_t key, Signature signature, bool on_device, void* after)
+      : Operation(type, borrowed), messages(messages), key(key), signature(signature), on_device(on_device), after(after) {}
 
   Messages& messages;
   uint64_t key;
   Signature signature;
   const bool on_device;
+  void* const after;  // an event on the device, before which its memory there is not to be used
 };
 
 struct SendOperation : MessageOperation {
   SendOperation(Messages& messages, uint64_t key, Signature signature, Span payload, std::string tail, bool borrowed,
-                bool on_device)
-      : MessageOperation(Type::send, borrowed, messages, key, signature, on_device), payload(payload), tail(std::move(tail)) {
+                bool on_device, void* after)
+      : MessageOperation(Type::send, borrowed, messages, key, signature, on_device, after),
+        payload(payload),
+        tail(std::move(tail)) {
     if (!borrowed && !on_device) take();
   }
 
@@ -81,7 +84,7 @@ struct SendOperation : MessageOperation {
     payload.data = own.data();
   }
 
-  Span payload;
+  Span payload;  // of one on the device known only if it can be launched without the host
   std::string tail;    // the shape of a tensor; of one on the device its length and shape
   Memory own;          // what `payload` points to, unless it is the caller's
   bool matched = false;
@@ -93,13 +96,14 @@ struct ReceiveOperation;
 using ReceiveRef = std::shared_ptr<ReceiveOperation>;
 
 struct ReceiveOperation : MessageOperation {
-  ReceiveOperation(Messages& messages, uint64_t key, Signature signature, char* to, bool borrowed, bool on_device)
-      : MessageOperation(Type::receive, borrowed, messages, key, signature, on_device),
+  ReceiveOperation(Messages& messages, uint64_t key, Signature signature, char* to, bool borrowed, bool on_device,
+                   void* after = nullptr)
+      : MessageOperation(Type::receive, borrowed, messages, key, signature, on_device, after),
         to(to),
         placed(borrowed && !on_device) {}
 
-  char* to;            // where the payload goes
-  bool placed;         // whether there is such a place yet; memory is found when the payload comes
+  char* to;            // where the payload goes; on the device known only if it can be launched without the host
+  bool placed;         // whether there is such a place here yet; memory is found when the payload comes
   Memory own;          // what `to` points to, if it is not the caller's
   uint64_t length = 0;   // of the payload, and its dtype, once it comes
   uint8_t dtype = 0;
@@ -114,18 +118,21 @@ struct ReceiveOperation : MessageOperation {
 
 // A receive from any source: it asks all, becomes a receive from the first that offers, and tells the others.
 struct AnyReceive : Operation {
-  AnyReceive(uint64_t key, Signature signature, char* to, bool borrowed, bool on_device, std::vector<Messages*> candidates)
+  AnyReceive(uint64_t key, Signature signature, char* to, bool borrowed, bool on_device, void* after,
+             std::vector<Messages*> candidates)
       : Operation(Type::any, borrowed),
         key(key),
         signature(signature),
         to(to),
         on_device(on_device),
+        after(after),
         candidates(std::move(candidates)) {}
 
   uint64_t key;
   Signature signature;
   char* to;
   const bool on_device;
+  void* const after;
   std::vector<Messages*> candidates;
   int64_t seq = -1;
   ReceiveRef chosen;

@@ -19,9 +19,10 @@ void Launcher::open(const Functions& functions, void* stream, void* comm) {
   if (comm) communicator_ = std::make_unique<Communicator>(functions_, comm, cancelled_);
 }
 
-bool Launcher::add(uint64_t number, std::vector<Call> calls, void* after, bool prepared) {
+bool Launcher::add(uint64_t number, std::vector<Call> calls, void* after, bool prepared, Ended ended) {
   auto launch = std::make_shared<Launch>(events_);
   launch->number = number, launch->calls = std::move(calls), launch->after = after, launch->prepared = prepared;
+  launch->ended = std::move(ended);
   {
     Lock lock(mutex_);
     if (stopped_) return false;
@@ -39,6 +40,14 @@ Launcher::LaunchRef Launcher::find(uint64_t number) {
     }
   }
   return nullptr;
+}
+
+Adopted Launcher::adopt(uint64_t number) {
+  Lock lock(mutex_);
+  LaunchRef launch = find(number);
+  if (!launch) return unheard_.erase(number) ? Adopted::told : Adopted::over;
+  launch->ended = nullptr;
+  return stopped_ && std::erase(queued_, launch) ? Adopted::dropped : Adopted::told;
 }
 
 bool Launcher::tell_launch(uint64_t number) {
@@ -128,7 +137,7 @@ bool Launcher::begin(Lock& lock, const LaunchRef& launch) {
   launching_ = nullptr, launcher_ = {};
   if (!error.empty()) {
     halted_ = true;
-    reports_.push_back({Report::Type::failed, launch->number, std::move(error)});
+    report(*launch, Report::Type::failed, std::move(error));
   } else {
     put(lock, launch);
   }
@@ -179,7 +188,15 @@ void Launcher::wait_for_end(Lock& lock) {
   launched_.pop_front();
   if (launched_.empty()) emptied_.notify_all();
   if (closing_ || stopped_) changed_.notify_one();
-  reports_.push_back({Report::Type::over, launch->number, std::move(error)});
+  if (!launch->ended || halted_ || stopped_ || !error.empty()) return report(*launch, Report::Type::over, std::move(error));
+  lock.unlock();
+  launch->ended(launch->number);
+  lock.lock();
+}
+
+void Launcher::report(const Launch& launch, Report::Type type, std::string error) {
+  if (launch.ended) unheard_.insert(launch.number);
+  reports_.push_back({type, launch.number, std::move(error)});
 }
 
 // Look for a failure in the background; true if the owner has to.
@@ -204,8 +221,10 @@ std::vector<uint64_t> Launcher::stop() {
   {
     Lock lock(mutex_);
     stopped_ = cancelled_ = true;
-    for (auto& launch : queued_) dropped.push_back(launch->number);
-    queued_.clear();
+    std::erase_if(queued_, [&](const LaunchRef& launch) {
+      if (!launch->ended) dropped.push_back(launch->number);
+      return !launch->ended;
+    });
   }
   changed_.notify_all();
   return dropped;

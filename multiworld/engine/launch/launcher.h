@@ -8,8 +8,10 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -39,15 +41,27 @@ struct Job {
   std::vector<Report> reports = {};
 };
 
+// What is known of a launch whose end compiled code was to hear, and its owner is to hear now.
+enum class Adopted : uint8_t {
+  over = 0,     // it has ended well; that is told, or about to be
+  told = 1,     // a report follows
+  dropped = 2,  // it is not launched, and none follows
+};
+
 class Launcher {
  public:
+  using Ended = std::function<void(uint64_t)>;
+
   // The stream, and the communicator: null if all calls of launches are the owner's, who then looks for failures, too. Before any
   // launch.
   void open(const Functions& functions, void* stream, void* comm);
 
   // Launch after those before it, when `after` has happened; an event, or null. Its number is the owner's choice. With `prepared`, the
-  // owner makes the calls. False once nothing is launched any more.
-  bool add(uint64_t number, std::vector<Call> calls, void* after, bool prepared);
+  // owner makes the calls. With `ended`, that is told of a good end, in a thread of the launcher's and instead of a report. False
+  // once nothing is launched any more.
+  bool add(uint64_t number, std::vector<Call> calls, void* after, bool prepared, Ended ended = {});
+  // Report the end of one that was added with `ended`.
+  Adopted adopt(uint64_t number);
   // Report when it is launched. True if it is already, and then nothing is reported.
   bool tell_launch(uint64_t number);
   // Let a stream wait for the end of one that was launched; an error in words. Nothing to do if that has come.
@@ -57,7 +71,7 @@ class Launcher {
   Job next();
   void go_on(uint64_t number, std::vector<Call> calls);
 
-  // Launch nothing any more, and end. The numbers of what will not be launched.
+  // Launch nothing any more, and end. The numbers of what will not be launched, but for those with `ended`: they are to be adopted.
   std::vector<uint64_t> stop();
   // End when all that was asked for is done.
   void close();
@@ -78,11 +92,13 @@ class Launcher {
     std::vector<Call> calls;
     void *after = nullptr, *end = nullptr;
     bool prepared = false, told = false, launched = false;
+    Ended ended;
   };
   using LaunchRef = std::shared_ptr<Launch>;
   using Lock = std::unique_lock<std::mutex>;
 
   bool begin(Lock& lock, const LaunchRef& launch);
+  void report(const Launch& launch, Report::Type type, std::string error);
   void put(Lock& lock, const LaunchRef& launch);
   std::string enqueue(Launch& launch);
   void leave(Lock& lock);
@@ -103,6 +119,7 @@ class Launcher {
   std::condition_variable emptied_;
   std::deque<LaunchRef> queued_, launched_;
   std::deque<Report> reports_;
+  std::set<uint64_t> unheard_;  // of whom there was a report that `ended` was not told, until they are adopted
   LaunchRef launching_;
   std::thread::id launcher_, waiter_, teller_;  // who does it now
   bool halted_ = false;  // a launch failed: none follows it

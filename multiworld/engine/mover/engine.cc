@@ -35,6 +35,7 @@ constexpr uint32_t slot_bits = 24;
 constexpr uint64_t max_value_bytes = 1 << 20;
 // And so much of them waits for the owner at most.
 constexpr uint64_t most_value_bytes = 16 << 20;
+constexpr int uint8_of_nccl = 1;  // ncclUint8
 
 int64_t now_ns() {
   timespec time;
@@ -158,9 +159,13 @@ void Engine::begin_at(int peer, const std::string& ours, const std::string& thei
 OperationRef Engine::begin(const Message& message) {
   if (message.receives) {
     bool borrowed = message.data || message.signature.mode == mode_device;
-    return core_.receive(message.peer, message.key, message.signature, message.data, borrowed, message.on_device);
+    return core_.receive(message.peer, message.key, message.signature, message.data, borrowed, message.on_device,
+                         message.after);
   }
-  if (message.on_device) return core_.send(message.peer, message.key, message.signature, {}, message.tail, false, true);
+  if (message.on_device) {
+    Span payload{message.data, message.signature.nbytes};
+    return core_.send(message.peer, message.key, message.signature, payload, message.tail, false, true, message.after);
+  }
   Span payload{message.data, message.signature.nbytes - message.tail.size()};
   return core_.send(message.peer, message.key, message.signature, payload, message.tail, message.borrowed);
 }
@@ -189,9 +194,10 @@ std::vector<uint64_t> Engine::start(const std::vector<Message>& messages) {
   return ids;
 }
 
-uint64_t Engine::receive_any(const std::vector<int>& peers, uint64_t key, Signature signature, char* to, bool on_device) {
+uint64_t Engine::receive_any(const std::vector<int>& peers, uint64_t key, Signature signature, char* to, bool on_device,
+                             void* after) {
   Locked lock(*this);
-  return take_up(core_.receive_any(peers, key, signature, to, true, on_device));
+  return take_up(core_.receive_any(peers, key, signature, to, true, on_device, after));
 }
 
 uint64_t Engine::collective(uint64_t group, std::vector<int> ranks, std::string fingerprint, bool launches,
@@ -230,6 +236,8 @@ void Engine::let_go(Slot& slot) {
   if (slot.operation->type == Operation::Type::receive) {
     if (ReceiveRef message = static_cast<ReceiveOperation&>(*slot.operation).taken) dropped(*message);
   }
+  has_begun(slot);
+  slot.launcher.reset();
   slot.operation->id = 0;
   slot.operation.reset();
   notified_ -= slot.notify;
@@ -435,9 +443,10 @@ bool Engine::keeps(int peer, uint64_t key) {
   return core_.keeps(peer, key);
 }
 
-bool Engine::withdraw(uint64_t id) {
+bool Engine::withdraw(uint64_t id, std::vector<Flown>* flown) {
   Locked lock(*this);
   Slot* slot = find(id);
+  if (slot && flown) adopt(*slot, *flown), slot = find(id);
   if (!slot) return false;
   OperationRef operation = slot->operation;
   if (operation->withdrawn) return true;
@@ -476,6 +485,73 @@ void Engine::keep(uint64_t id) {
 uint64_t Engine::on_device(const ReceiveRef& receive) {
   Locked lock(*this);
   return receive->taken ? receive->taken->id : receive->lies_on_device ? receive->id : 0;
+}
+
+// ---- launches without the owner
+
+void Engine::connect(int peer, bool receives, std::shared_ptr<Launcher> launcher) {
+  Locked lock(*this);
+  if (!ended_) routes_[{peer, receives}].launcher = std::move(launcher);
+}
+
+void Engine::begun(uint64_t id) {
+  Locked lock(*this);
+  if (Slot* slot = find(id)) has_begun(*slot);
+}
+
+void Engine::has_begun(Slot& slot) {
+  if (slot.owed) std::exchange(slot.owed, nullptr)->owed--;
+}
+
+// Launch a message; false if that is the owner's: it has no memory yet, or is behind such a one.
+bool Engine::fly(MessageOperation& message, Slot& slot, Route& route) {
+  bool receives = message.type == Operation::Type::receive;
+  char* to = receives ? static_cast<ReceiveOperation&>(message).to : nullptr;
+  const char* from = receives ? nullptr : static_cast<SendOperation&>(message).payload.data;
+  if (!route.launcher || route.owed || message.withdrawn || !(to || from)) return false;
+  // The communicator has two members: who sends, and who receives.
+  Call call{receives ? Call::Kind::recv : Call::Kind::send, from, to, message.signature.nbytes, uint8_of_nccl, 0, !receives};
+  auto ended = [weak = weak_from_this()](uint64_t id) {
+    if (std::shared_ptr<Engine> engine = weak.lock()) engine->flown(id);
+  };
+  if (!route.launcher->add(slot.id, {call}, message.after, false, ended)) return false;
+  slot.launcher = route.launcher;
+  return true;
+}
+
+void Engine::flown(uint64_t id) {
+  Locked lock(*this);
+  Slot* slot = find(id);
+  if (slot && slot->launcher) land(*slot);
+}
+
+// The launch of a message that needs no owner has ended well.
+void Engine::land(Slot& slot) {
+  slot.launcher.reset();
+  OperationRef operation = slot.operation;
+  if (operation->type == Operation::Type::receive) {
+    core_.landed(std::static_pointer_cast<ReceiveOperation>(operation));
+  } else {
+    core_.over(*operation);
+  }
+}
+
+std::vector<Flown> Engine::adopt(uint64_t id) {
+  Locked lock(*this);
+  std::vector<Flown> flown;
+  for (Slot& slot : slots_) {
+    if (!id || slot.id == id) adopt(slot, flown);
+  }
+  return flown;
+}
+
+void Engine::adopt(Slot& slot, std::vector<Flown>& flown) {
+  if (!slot.launcher) return;
+  Adopted adopted = slot.launcher->adopt(slot.id);
+  if (adopted == Adopted::over) return land(slot);
+  slot.launcher.reset();
+  notified_ -= std::exchange(slot.notify, false);  // its owner tells its end
+  flown.push_back({slot.id, slot.operation->peer, adopted == Adopted::dropped});
 }
 
 bool Engine::notify(uint64_t id) {
@@ -522,7 +598,13 @@ void Engine::dropped(Operation& operation) {
 
 void Engine::launch(Operation& operation) {
   if (!operation.id) take_up(operation.shared_from_this());  // nobody waits for it, or not yet
-  notified_ -= std::exchange(find(operation.id)->notify, false);  // its owner tells its end
+  Slot& slot = *find(operation.id);
+  if (operation.type != Operation::Type::collective) {
+    Route& route = routes_[{operation.peer, operation.type == Operation::Type::receive}];
+    if (fly(static_cast<MessageOperation&>(operation), slot, route)) return;
+    slot.owed = &route, route.owed++;
+  }
+  notified_ -= std::exchange(slot.notify, false);  // its owner tells its end
   owed_.push_back({operation.id, true, operation.peer});
 }
 
@@ -672,6 +754,7 @@ void Engine::end(bool orderly) {
   }
   if (!ended_) core_.end();
   ended_ = true;
+  for (auto& [channel, route] : routes_) route.launcher.reset();
 }
 
 std::map<int, int> Engine::shut(const std::vector<int>& kept) {

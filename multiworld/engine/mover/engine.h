@@ -15,6 +15,7 @@
 
 #include "core/core.h"
 #include "lanes/lane.h"
+#include "launch/launcher.h"
 
 struct epoll_event;
 struct pollfd;
@@ -46,9 +47,18 @@ struct Message {
   int peer = -1;
   uint64_t key = 0;
   Signature signature;
-  char* data = nullptr;   // null for memory of the engine's own
+  char* data = nullptr;   // null for memory of the engine's own, and on the device for what the owner has to begin
   std::string tail;       // what is sent after it
   bool borrowed = true;   // `data` is the caller's memory until the end, else it is copied at once
+  void* after = nullptr;  // event before which `data` on the device is not to be used
+};
+
+// A message on the device that was launched without the owner, whose end it is to hear now: as a report of the launcher, unless
+// it was `dropped` there.
+struct Flown {
+  uint64_t id;
+  int peer;
+  bool dropped;
 };
 
 // What an operation waits for now: world ranks, and whether a send is matched with its receive.
@@ -57,7 +67,7 @@ struct Awaited {
   bool matched = false;
 };
 
-class Engine final : private Wire, private Host {
+class Engine final : public std::enable_shared_from_this<Engine>, private Wire, private Host {
  public:
   // Takes over the descriptors of the lanes, by peer.
   Engine(int rank, const std::map<int, int>& lanes, uint64_t max_message_bytes);
@@ -70,7 +80,8 @@ class Engine final : private Wire, private Host {
   uint64_t start(const Message& message);
   // Start several; what goes to one peer goes out together.
   std::vector<uint64_t> start(const std::vector<Message>& messages);
-  uint64_t receive_any(const std::vector<int>& peers, uint64_t key, Signature signature, char* to, bool on_device);
+  uint64_t receive_any(const std::vector<int>& peers, uint64_t key, Signature signature, char* to, bool on_device,
+                       void* after = nullptr);
   uint64_t collective(uint64_t group, std::vector<int> ranks, std::string fingerprint, bool launches,
                       const std::vector<Span>& outgoing);
 
@@ -88,8 +99,9 @@ class Engine final : private Wire, private Host {
   OperationRef look(uint64_t id, Outcome* outcome = nullptr);
   // Let go of one that is done. Until then it can be withdrawn: a message that came is kept for the next receive.
   void take(uint64_t id);
-  // Give it up. On return the caller's memory is the caller's, and the number is let go of; or it `goes_on`: true.
-  bool withdraw(uint64_t id);
+  // Give it up. On return the caller's memory is the caller's, and the number is let go of; or it `goes_on`: true. With `flown`,
+  // the owner hears the end of what was launched without it.
+  bool withdraw(uint64_t id, std::vector<Flown>* flown = nullptr);
   Awaited awaited(uint64_t id);
   // Whether an operation cannot end without that peer.
   bool needs(int peer);
@@ -103,6 +115,14 @@ class Engine final : private Wire, private Host {
   void keep(uint64_t id);
   // The number of the message whose payload lies on the device for a receive; 0 if it came on the lane.
   uint64_t on_device(const ReceiveRef& receive);
+
+  // Launch messages to or from a peer on the device without the owner, as soon as they are matched and what was in `owed` before
+  // them has begun. Their ends need no owner either.
+  void connect(int peer, bool receives, std::shared_ptr<Launcher> launcher);
+  // A message that was in `owed` has been given to its launcher.
+  void begun(uint64_t id);
+  // Let the owner hear the end of one that was launched without it, or for 0 of all; what has ended well is done.
+  std::vector<Flown> adopt(uint64_t id);
 
   // For an event loop: report the end of `id` in `progress`. False if it is done already.
   bool notify(uint64_t id);
@@ -146,11 +166,18 @@ class Engine final : private Wire, private Host {
   static bool pay_all(std::vector<::pollfd>& watched);
 
  private:
+  // The way of messages to or from a peer on the device.
+  struct Route {
+    std::shared_ptr<Launcher> launcher;
+    size_t owed = 0;  // messages that the owner has to begin: others follow them
+  };
   struct Slot {
     OperationRef operation;
     uint64_t id = 0;
     std::atomic<uint32_t> word{0};  // changes when its thread has to look
     bool waiting = false, notify = false;
+    Route* owed = nullptr;               // where it is to begin
+    std::shared_ptr<Launcher> launcher;  // that tells its end
   };
   class Locked;
 
@@ -159,6 +186,11 @@ class Engine final : private Wire, private Host {
   uint64_t take_up(const OperationRef& operation);
   Slot* find(uint64_t id);
   void let_go(Slot& slot);
+  bool fly(MessageOperation& message, Slot& slot, Route& route);
+  void flown(uint64_t id);
+  void land(Slot& slot);
+  void adopt(Slot& slot, std::vector<Flown>& flown);
+  void has_begun(Slot& slot);
   void wake(Slot& slot);
   void report(Slot& slot);
   void lead(Locked& lock, Slot& slot, int64_t patience_ns, bool* interrupted);
@@ -201,6 +233,7 @@ class Engine final : private Wire, private Host {
   std::vector<Slot*> awakened_;  // once the lock is free: who is woken needs it
   std::vector<uint64_t> done_;   // for the event loop
   std::vector<Owed> owed_;
+  std::map<std::pair<int, bool>, Route> routes_;  // by peer, and whether it sends
   std::vector<Event> events_;
   uint64_t value_bytes_ = 0;  // in these
   std::set<int> farewells_;   // of whom there was one

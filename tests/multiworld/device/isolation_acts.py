@@ -27,7 +27,8 @@ def leader(context: Context, place: Place, _: int, rounds: int) -> Any:
             context.send("met")
             await asyncio.to_thread(context.recv)
             hangs = asyncio.ensure_future(a.send(large, 1))
-            while not a.member.session.engine.under_way:
+            pending = a.member.session.engine.operations
+            while not any("to take the payload" in one.waiting_for() for one in tuple(pending)):
                 await asyncio.sleep(0.001)
             await _there_and_back(b, tensor, rounds)
             assert not hangs.done()

@@ -1,8 +1,8 @@
 """Run the compiled core under the address and undefined-behaviour sanitizers: ``python -m tests.multiworld.engine``.
 
 First the schedules of ``model.py``, which compare it with the Python engine; then threads on two whole engines, under
-the thread sanitizer as well; then launchers on functions in the place of CUDA's and NCCL's, likewise; then the fuzzer,
-where clang is there.
+the thread sanitizer as well; then launchers on functions in the place of CUDA's and NCCL's, alone and below engines,
+likewise; then the fuzzer, where clang is there.
 """
 
 from __future__ import annotations
@@ -70,11 +70,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         play_sanitized(Path(folder), options.schedules)
         for sanitizers in ("thread", "address,undefined"):
-            stress(Path(folder), "stress.cc", ("lanes", "mover"), sanitizers)
+            stress(Path(folder), "stress.cc", ("lanes", "mover", "launch"), sanitizers)
             stress(Path(folder), "stress_launch.cc", ("launch",), sanitizers)
+            stress(Path(folder), "stress_transfers.cc", ("lanes", "mover", "launch"), sanitizers)
         if shutil.which("clang++"):
             fuzz(Path(folder), "fuzz_core.cc", options.seconds, "-Wl,--wrap=aligned_alloc")
-            fuzz(Path(folder), "fuzz_lane.cc", options.seconds, *sources_of("lanes", "mover"))
+            fuzz(Path(folder), "fuzz_lane.cc", options.seconds, *sources_of("lanes", "mover", "launch"))
         else:
             print("NOT FUZZED: there is no clang++ here", file=sys.stderr)
 
