@@ -391,7 +391,7 @@ class Session:
     def _part(self, error: BrokenWorldException | None) -> None:
         """End the data connections, but for those to members that may go on with us."""
         wrong = set(error.ranks) if isinstance(error, PeerLost) and error.how is LossReason.PROTOCOL else set()
-        peers = set(range(self.membership.size)) - wrong - self.gone
+        peers = set() if self._parted.is_set() else set(range(self.membership.size)) - wrong - self.gone
         self._lanes = self.bridge.shut(peers)
         self.control.keep(self._lanes)
         self._parted.set()
@@ -400,7 +400,8 @@ class Session:
     def kept(self) -> Kept:
         """Hand over the connections of a generation that is over to members that may go on with us; not from the hub's
         thread."""
-        self._parted.wait(PART_SECONDS)
+        if not self._parted.wait(PART_SECONDS):
+            self.forget_kept()  # the others see their ends, and dial
         lanes, self._lanes = self._lanes, {}
         controls = self.control.give_up()
         both = {peer: Pair(lanes.pop(peer), controls.pop(peer)) for peer in lanes.keys() & controls}
