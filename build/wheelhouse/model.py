@@ -113,7 +113,9 @@ def read_contents(path: Path) -> Contents:
     raw, _ = parse_email(metadata)
     name, number = canonicalize_name(raw.get("name", "")), canonicalize_version(raw.get("version", ""))
     if (name, number) != (project, canonicalize_version(version)):
-        raise ClaimError(f"{path.name}: METADATA is that of {name} {number}", cause="it was renamed", remedy=_REMEDY)
+        raise ClaimError(
+            f"{path.name}: METADATA is that of {name} {raw.get('version', '')}", cause="it was renamed", remedy=_REMEDY
+        )
     python = raw.get("requires_python", "")
     try:
         SpecifierSet(python)

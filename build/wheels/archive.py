@@ -170,11 +170,12 @@ def _listed(archive: zipfile.ZipFile, where: str = "") -> dict[str, list[str]]:
     rows = [row for row in csv.reader(archive.read(records[0]).decode().splitlines()) if row]
     lines = {row[0]: row for row in rows}
     # RECORD itself need not be listed, nor its signatures (`RECORD.jws`); they have no digest.
-    wrong = {name for name in lines.keys() ^ set(names) if not name.startswith(records[0])} | lines.keys() - set(names)
+    own = {records[0], f"{records[0]}.jws", f"{records[0]}.p7s"}
+    wrong = (lines.keys() ^ set(names)) - own | lines.keys() - set(names)
     if wrong or len(lines) < len(rows):
         which = ", ".join(sorted(wrong)[:10]) or "a duplicate line"
         raise WheelError(f"{where}RECORD and members differ: {which}", cause="a damaged wheel")
-    return {name: row for name, row in lines.items() if not name.startswith(records[0])}
+    return {name: row for name, row in lines.items() if name not in own}
 
 
 def check_digests(path: Path) -> int:

@@ -112,6 +112,9 @@ def _ansible(words: Sequence[str], variables: dict[str, object], folder: Path) -
             with contextlib.suppress(subprocess.TimeoutExpired):  # the terminal has told Ansible, too
                 process.wait(_GRACE)
             process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it writes into the folder that goes now
+                process.wait(_GRACE)
+            process.kill()
             raise
 
 

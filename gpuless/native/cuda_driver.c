@@ -1,4 +1,4 @@
-/* Imitated CUDA: the way from the runtime to functions of the driver, which symbols.py generates. */
+/* Imitated CUDA: the way from the runtime to functions of the driver, which imitation.py generates. */
 #define _GNU_SOURCE
 #include <stddef.h>
 

@@ -118,6 +118,7 @@ class DeviceDriver(ABC):
         self._changed = threading.Condition()
         self._numbers = itertools.count(1)
         self._works: dict[int, Work] = {}  # that the device may use memory of
+        self._dropped: set[int] = set()  # that were given up before they were adopted
         self._guard = threading.Lock()  # of the works' ends and watchers
         self._due: deque[Callable[[], None]] = deque()
         self._telling = threading.Lock()
@@ -190,6 +191,8 @@ class DeviceDriver(ABC):
     def adopt(self, number: int, memory: Any, *, dropped: bool) -> Work:
         """See ``Driver.adopt``."""
         work = self._works[number] = Work(number, memory, None, None)
+        with self._changed:  # ``_fail`` may have met its number before it was here
+            dropped |= number in self._dropped
         if dropped:
             self._let_go(work, self._failure or ConnectionAbortedError("the communicator was closed"))
         return work
@@ -262,8 +265,12 @@ class DeviceDriver(ABC):
         if started:
             with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts none: the process frees it
                 threading.Thread(target=self._see_it_end, name=self._thread("abort"), daemon=True).start()
-        for number in queued:
-            self._let_go(self._works[number], failure)
+        with self._changed:
+            found = [self._works.get(number) for number in queued]
+            self._dropped.update(number for number, work in zip(queued, found, strict=True) if work is None)
+        for work in found:
+            if work is not None:
+                self._let_go(work, failure)
 
     def _let_go(self, work: Work, error: BaseException | None) -> None:
         """The device does not use its memory, or does so no more."""

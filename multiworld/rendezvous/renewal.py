@@ -132,4 +132,4 @@ class Renewal:
 
 def mark_of(sender: Claim, where: str, secret: bytes | None) -> bytes:
     """The mark of a member in the generation that ``where`` tells."""
-    return hmac.digest(secret or b"-", f"{where} {sender.incarnation}".encode(), "sha256")
+    return hmac.digest(secret or b"-", f"multiworld mark\n{where} {sender.incarnation}".encode(), "sha256")

@@ -142,7 +142,11 @@ class Wires:
     marks: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
 
     def put(self, peer: int, role: Role, sock: socket.socket) -> None:
-        (self.lanes if role is Role.LANE else self.controls)[peer] = sock
+        table = self.lanes if role is Role.LANE else self.controls
+        if peer in table:
+            table[peer].close()
+        table[peer] = sock
+        self.marks.pop(peer, None)  # it has not kept the others
 
     def go_on(self, peer: int, pair: Pair) -> None:
         self.lanes[peer], self.controls[peer], self.marks[peer] = pair.lane, pair.control, pair.marks
@@ -194,17 +198,20 @@ class HandshakeAcceptor:
         self._size = size
         self._withdrawn = withdrawn
         self._on_arrival = on_arrival
-        #: the peers that have not dialled us yet, and for what: only higher ranks dial, once for each role
+        #: the peers that may dial us still, and for what: only higher ranks dial, once for each role
         self._missing = {(peer, role) for peer in range(rank + 1, size) for role in ROLES}
         self._pulses: dict[int, socket.socket] = {}
         self._guard = threading.Lock()
-        self._closed = False
         endpoint.expect(*self._where, self._answer)
 
     def close(self) -> None:
         self.endpoint.forget(*self._where)
+        self.complete()
+
+    def complete(self) -> None:
+        """Let nobody dial us any more for a lane or control connection: all that are needed are here."""
         with self._guard:
-            self._closed = True
+            self._missing.clear()
         with contextlib.suppress(queue.Empty):
             while True:
                 self.arrived.get_nowait()[2].close()
@@ -248,12 +255,12 @@ class HandshakeAcceptor:
 
     def _arrive(self, peer: int, role: Role, sock: socket.socket) -> None:
         with self._guard:
-            self._missing.discard((peer, role))
-            if not self._closed:
+            if (peer, role) in self._missing:
+                self._missing.discard((peer, role))
                 self.arrived.put((peer, role, sock))
                 self._on_arrival()
                 return
-        sock.close()  # we were closed while it was answered
+        sock.close()  # it came meanwhile, or we need none any more
 
 
 def dial(claim: Claim, hello: Hello, network: NetworkSettings, timeout: float, *, near: bool = False) -> socket.socket:
@@ -418,6 +425,7 @@ def _await_others(
             raise WiringFailed(min(missing), "did not connect in time")
         yield Pause(pause, urgent=True)
         pause = min(pause * 1.5, RENEWAL_PAUSE if renewal else ARRIVAL_PAUSE)
+    acceptor.complete()
 
 
 def _all_ready(wires: Wires, left: Left) -> Steps[None]:

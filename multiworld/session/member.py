@@ -102,7 +102,7 @@ class Member:
         """Identities of the members that are lost for all we know, or have left for good."""
         session = self.session
         session.hub.call_and_wait(session.control.look)
-        return frozenset(session.claims[rank].identity for rank in session.gone)
+        return frozenset(session.claims[rank].identity for rank in tuple(session.gone))  # the hub may add one meanwhile
 
     @property
     def generation(self) -> int:

@@ -102,7 +102,7 @@ class Session:
         self.claims = claims
         self._ending: BrokenWorldException | None = None
         self._lanes: dict[int, socket.socket] = {}  # that are kept
-        self._parted = threading.Event()
+        self._parted, self._parting = threading.Event(), threading.Lock()
         self._farewells: set[int] = set()  # members that have said that nothing follows
         self._ended: set[int] = set()  # members whose connections end in order, after all that they sent
         self.slots: dict[int, DriverSlot] = {}
@@ -391,11 +391,17 @@ class Session:
     def _part(self, error: BrokenWorldException | None) -> None:
         """End the data connections, but for those to members that may go on with us."""
         wrong = set(error.ranks) if isinstance(error, PeerLost) and error.how is LossReason.PROTOCOL else set()
-        peers = set() if self._parted.is_set() else set(range(self.membership.size)) - wrong - self.gone
-        self._lanes = self.bridge.shut(peers)
-        self.control.keep(self._lanes)
-        self._parted.set()
-        self.hub.call_later(KEEP_SECONDS, self.forget_kept)
+        lanes = self.bridge.shut(set(range(self.membership.size)) - wrong - self.gone)
+        with self._parting:
+            in_time = not self._parted.is_set()
+            if in_time:
+                self._lanes = lanes
+                self.control.keep(lanes)
+                self._parted.set()
+        if in_time:
+            self.hub.call_later(KEEP_SECONDS, self.forget_kept)
+        for sock in () if in_time else lanes.values():
+            sock.close()
 
     def kept(self) -> Kept:
         """Hand over the connections of a generation that is over to members that may go on with us; not from the hub's
@@ -411,12 +417,14 @@ class Session:
 
     def forget_kept(self) -> None:
         """Close the connections that were kept. From any thread."""
-        self._parted.set()
+        with self._parting:
+            self._parted.set()
+            lanes, self._lanes = self._lanes, {}
+            self.control.keep(())
         self.hub.monitor.tidy()
-        self.control.keep(())
         self.control.close()
-        while self._lanes:
-            self._lanes.popitem()[1].close()
+        for sock in lanes.values():
+            sock.close()
 
     def _release(self, error: BrokenWorldException, *, orderly: bool = False) -> None:
         """Fail every operation with ``error``, and let nothing begin any more; under the lock."""

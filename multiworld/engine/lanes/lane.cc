@@ -58,6 +58,7 @@ void Lane::abandon() {
 void Lane::begin_at(const std::string& ours, const std::string& theirs) {
   mark_ = theirs;
   write({ours.data(), ours.size()}, {}, {}, nullptr);
+  for (Rest& rest : backlog_) rest.begins = false;  // no frame of the lane's own comes before it
 }
 
 // ---- writing

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 _apart: ProcessPoolExecutor
@@ -80,6 +80,7 @@ def test_what_is_no_list(text: str) -> None:
     assert expand(text) is None
 
 
+@settings(deadline=None)  # a process apart answers
 @given(st.integers(0, 999), st.integers(0, 40), st.integers(1, 5))
 def test_a_range_names_all_its_numbers(first: int, more: int, width: int) -> None:
     names = expand(f"n[{first:0{width}}-{first + more}]")

@@ -21,6 +21,7 @@ from multiworld import BrokenWorldException, MultiWorld, MultiWorldError, World
 from multiworld.operations import collectives, p2p
 from multiworld.session.session import Session
 from tests.multiworld.fuzz.frames import Generator
+from tests.multiworld.procs import wait_until
 
 #: around the memory of each operation; nothing may ever be written there
 MARGIN = 64
@@ -212,6 +213,8 @@ class Fuzzed:
         self.report.breaks[getattr(failure, "how", type(failure).__name__)] += 1
         self._check_memory()
         list(self._pool.map(lambda world: world.sync.rejoin(timeout=20), (self._target, self._mad)))
+        bridge = self._mad.member.session.bridge
+        wait_until(bridge.flushed, 20.0, "the mark is not written")  # all before it would be dropped
         self._begin()
 
     def _check_memory(self) -> None:

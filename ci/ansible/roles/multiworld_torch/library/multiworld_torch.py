@@ -12,6 +12,7 @@ import ctypes
 import fcntl
 import json
 import os
+import platform
 import pwd
 import re
 import shutil
@@ -136,6 +137,8 @@ def doctor(folder: Path, run: Run, judge: bool = True) -> list[dict[str, str]]:
         found = json.loads(run([str(program), "doctor", "--json"], judge=False))["checks"] if program.exists() else []
         bad = [f"{check['name']}: {check['found']}" for check in found if check["verdict"] == "fail"]
     except (ValueError, KeyError, TypeError):
+        if not judge:
+            return [{"name": "multiworld doctor --json", "verdict": "fail", "found": "it gives no verdicts"}]
         raise UnfitError("multiworld doctor --json gives no verdicts") from None
     if bad and judge:
         raise UnfitError("multiworld doctor finds failures: " + "; ".join(bad))
@@ -143,7 +146,9 @@ def doctor(folder: Path, run: Run, judge: bool = True) -> list[dict[str, str]]:
 
 
 def looked(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:
-    return {"outcome": "looked", "doctor": doctor(prefix.link, run, judge=False)} if asked["doctor"] else {}
+    ours = prefix.current()  # nothing that a foreign link leads to is run
+    found = doctor(prefix.link, run, judge=False) if ours else []
+    return {"outcome": "looked", "doctor": found} if asked["doctor"] else {}
 
 
 def claimed(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:  # noqa: ARG001 - as the others
@@ -238,7 +243,7 @@ def host(prefix: Prefix) -> dict[str, Any]:
         "prefix": str(prefix.path),
         "python": ".".join(map(str, sys.version_info[:2])),
         "machine": os.uname().machine,
-        "glibc": (os.confstr("CS_GNU_LIBC_VERSION") or "").rpartition(" ")[2],
+        "glibc": platform.libc_ver()[1],
         "outcome": "not finished",
         "uv": uv.stat().st_size if uv.exists() else 0,
         "release": prefix.current(),
