@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from multiworld.config import NetworkSettings, WorldConfig, printed
 from multiworld.errors import InvalidArgument, MultiWorldError, RendezvousError, StaleGeneration
-from multiworld.liveness.neighbour import this_process
+from multiworld.liveness.neighbour import Presence, this_process
 from multiworld.process.join_threads import CROWD_SECONDS, JoinJob, Pause, Steps
 from multiworld.rendezvous.ledger import BY_ROSTER, Claim, Ledger
 from multiworld.rendezvous.renewal import Kept
@@ -29,6 +29,7 @@ from multiworld.rendezvous.wiring import (
     WiringFailed,
     alive,
     answer_presence,
+    presence,
     wire,
 )
 from multiworld.store.client import SILENT, Cancelled, Deadline, StoreClient, StoreFailed
@@ -77,6 +78,10 @@ def _waker(job: JoinJob[Any]) -> Callable[[], None]:
 
 class Moved(Exception):
     """This generation cannot be completed; look at the newest one."""
+
+
+class Elsewhere(Exception):
+    """The world is not come into in this way now: see ``reassembly.Replacement``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,6 +369,10 @@ class Rendezvous:
 
     def _alive(self, generation: int, rank: int, claim: Claim) -> bool:
         return alive(self._config.name, generation, rank, claim, self._config.network)
+
+    def _runs(self, claim: Claim) -> bool:
+        """Tell whether a member is there, in whatever generation."""
+        return presence(claim, ask=True, world=self._config.name, network=self._config.network) is Presence.HERE
 
     def _check_protocol(self, generation: int, rank: int, claim: Claim) -> None:
         """See that a claimant speaks our protocol; one that does not may be dead, and its claim from before an

@@ -14,7 +14,15 @@ import torch
 from multiworld.errors import RendezvousError
 from multiworld.process.join_threads import Pause, Steps
 from multiworld.rendezvous.agreement import PROBE_SECONDS, Agreement, Roll
-from multiworld.rendezvous.joining import FIRST_PAUSE, LONGEST_PAUSE, STEP_SECONDS, Meeting, Moved, Rendezvous
+from multiworld.rendezvous.joining import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    STEP_SECONDS,
+    Elsewhere,
+    Meeting,
+    Moved,
+    Rendezvous,
+)
 from multiworld.rendezvous.ledger import BY_ROSTER, Claim, Ledger
 from multiworld.rendezvous.wiring import Incompatible, dial, presence
 from multiworld.transport.greeting import GreetingError, Hello, Role
@@ -113,10 +121,14 @@ class Newcomer(Reassembly):
     """One call of ``join`` with ``grow=True``: it waits at the door, with a connection to rank 0, until it is invited.
 
     The members see the connection, and that it ends if we do. An invitation is in the store; see ``Ledger.invite``.
+
+    Args:
+        by_rank: the size of a world into which ``Replacement`` may lead as well; None: only the members do.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, by_rank: int | None = None, **kwargs: Any) -> None:
         super().__init__(Roll(0, ()), *args, **kwargs)
+        self._by_rank = by_rank
         self._why = "no members of the world take newcomers in"
 
     def _meet(self) -> Steps[Meeting]:
@@ -138,6 +150,10 @@ class Newcomer(Reassembly):
             if members:
                 knocked = newest
                 yield from self._wait_for_rank_0(newest, members[0])
+                if self._by_rank is not None and not any(map(self._runs, members)):
+                    raise Elsewhere
+            elif self._by_rank is not None and self._by_rank == self._ledger.size(newest):
+                raise Elsewhere
             yield Pause(LONGEST_PAUSE)
 
     def _wait_for_rank_0(self, generation: int, host: Claim) -> Steps[None]:
@@ -167,6 +183,22 @@ class Newcomer(Reassembly):
             with contextlib.suppress(BlockingIOError):
                 return sock.recv(MAX_LINE)
             yield Pause(LONGEST_PAUSE, urgent=True)
+
+
+class Replacement(Rendezvous):
+    """One call of ``join`` by rank, into a world that may have gone on without that rank.
+
+    It raises ``Elsewhere`` while members of a complete generation run: they go on without us, and take us in as a
+    ``Newcomer``, or open a generation that has a place for each rank.
+    """
+
+    def _after_sealed(self, sealed: int) -> int:
+        runs = list(map(self._runs, self._ledger.members(sealed)))
+        if self._ledger.roster(sealed) is None and (len(runs) != self._config.size or runs[self._config.rank]):
+            return super()._after_sealed(sealed)  # which refuses us
+        if any(runs):
+            raise Elsewhere
+        return self._ledger.advance(sealed)
 
 
 def _refused(said: bytes) -> RendezvousError:

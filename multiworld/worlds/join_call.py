@@ -3,21 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Awaitable, Callable
+import contextlib
+import itertools
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeAlias
 
 from multiworld.config import WorldConfig
 from multiworld.errors import told_of
 from multiworld.events import TELLING_SECONDS
 from multiworld.process.join_threads import JoinJob, Steps
-from multiworld.rendezvous.joining import STORE_GRACE_SECONDS, Rendezvous
-from multiworld.rendezvous.reassembly import Newcomer
+from multiworld.rendezvous.joining import STORE_GRACE_SECONDS, Elsewhere, Rendezvous
+from multiworld.rendezvous.reassembly import Newcomer, Replacement
 from multiworld.session.member import Member
-from multiworld.store.sources import StoreLike, parsed
+from multiworld.session.session import Session
+from multiworld.store.sources import StoreLike, StoreSource, parsed
 from multiworld.worlds.world import World
 from multiworld.worlds.world_table import WorldTable
+
+#: what meets the members, and with what configuration
+Way: TypeAlias = tuple[Callable[..., Rendezvous], WorldConfig]
+
+
+def as_told(config: WorldConfig, resize: bool) -> Iterator[Way]:
+    """The way into a world with this rank, or as a newcomer where there is none."""
+    return itertools.repeat((partial(Rendezvous, resize=resize) if config.size else Newcomer, config))
+
+
+def as_it_is(config: WorldConfig) -> Iterator[Way]:
+    """The ways into a world that may have gone on without this rank, in turns."""
+    door = partial(Newcomer, by_rank=config.size), replace(config, rank=-1, size=0)
+    return itertools.cycle(((Replacement, config), door))
 
 
 class JoinCall:
@@ -26,6 +44,7 @@ class JoinCall:
     Args:
         owner: the ``MultiWorld``, which lives as long as the world is held.
         loop: the event loop that drives the world afterwards, if any.
+        ways: into the world; the next one is tried where one leads ``Elsewhere``.
 
     Attributes:
         job: the join itself.
@@ -38,8 +57,8 @@ class JoinCall:
         table: WorldTable[World],
         config: WorldConfig,
         store: StoreLike,
-        resize: bool,
         loop: asyncio.AbstractEventLoop | None,
+        ways: Iterator[Way],
     ) -> None:
         with told_of(config.name, config.rank):
             where = parsed(store)
@@ -47,13 +66,18 @@ class JoinCall:
         self._config, self._where, self._resources = config, where, table.resources
         self.patience = config.join_timeout + STORE_GRACE_SECONDS
 
+        def met(job: JoinJob[World], source: StoreSource) -> Steps[Session]:
+            while True:
+                kind, way = next(ways)
+                with contextlib.suppress(Elsewhere):
+                    return (yield from table.meet(job, way, source, loop, job.since, kind))
+
         def steps(job: JoinJob[World]) -> Steps[World]:
             given_up = table.giving_up(job)
             with table.joining(config):
                 with told_of(config.name, config.rank):
                     source = table.resources.stores.source(where, store, config, given_up)
-                kind = functools.partial(Rendezvous, resize=resize) if config.size else Newcomer
-                session = yield from table.meet(job, config, source, loop, job.since, kind)
+                session = yield from met(job, source)
                 world = World(Member(owner, session, source, loop), table)
                 if not table.add(world, given_up):
                     world.member.leave(0.0)

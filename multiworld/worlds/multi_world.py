@@ -29,7 +29,7 @@ from multiworld.rendezvous.listing import ListedWorld
 from multiworld.session.counters import History
 from multiworld.store.sources import StoreLike
 from multiworld.transport.network_settings import chosen_address, network_settings
-from multiworld.worlds.join_call import JoinCall
+from multiworld.worlds.join_call import JoinCall, as_told
 from multiworld.worlds.status import process_status, world_status
 from multiworld.worlds.supervision.supervisor import Supervisor
 from multiworld.worlds.supervision.want import Backoff, Want
@@ -279,7 +279,8 @@ class MultiWorld:
         return await run_in_thread("mw-list", self._table.listed, store, timeout)
 
     async def _join(self, config: WorldConfig, store: StoreLike, resize: bool) -> World:
-        call = JoinCall(self, self._table, config, store, resize, running_loop("join", config.name))
+        loop = running_loop("join", config.name)
+        call = JoinCall(self, self._table, config, store, loop, as_told(config, resize))
         return await call.see_through(wait_in_loop)
 
     def __del__(self) -> None:
@@ -315,7 +316,8 @@ class SyncMultiWorld:
 
     async def _join(self, config: WorldConfig, store: StoreLike, resize: bool) -> World:
         check_no_loop("join", config.name, config.rank, of="mw")
-        return await JoinCall(self._owner, self._table, config, store, resize, None).see_through(waited_here)
+        call = JoinCall(self._owner, self._table, config, store, None, as_told(config, resize))
+        return await call.see_through(waited_here)
 
     async def _close(self) -> None:
         check_no_loop("close", of="mw")

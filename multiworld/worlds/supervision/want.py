@@ -24,7 +24,8 @@ class Want:
     Args:
         min_size: fewest members that a world goes on with that shrinks; None: one. A world that rejoins needs all.
         on_loss: ``"rejoin"`` waits for the replacement of a lost member; ``"shrink"`` goes on without it, and waits
-            for replacements only where fewer than ``min_size`` are left.
+            only where fewer than ``min_size`` are left. A replacement comes in as a newcomer, when all members call
+            ``World.grow``.
     """
 
     store: StoreLike = "env://"

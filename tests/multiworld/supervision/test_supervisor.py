@@ -94,7 +94,7 @@ def test_a_broken_world_comes_back_at_reconcile_and_not_before(store: str) -> No
         assert total(one, other) == 2
 
 
-def _member(context: Context, store: str, rank: int, size: int, **fields: Any) -> Any:
+def _member(context: Context, store: str, rank: int, size: int, grow: bool = False, **fields: Any) -> Any:
     """Reduce until told to end, and go on after losses. Each generation is marked once: a full pipe would hold us."""
     marked = 0
     with MultiWorld() as mw, mw.maintain({"w": want(store, rank, size, join_timeout=SECONDS, **fields)}) as sup:
@@ -105,7 +105,9 @@ def _member(context: Context, store: str, rank: int, size: int, **fields: Any) -
                 sup["w"].sync.all_reduce(tensor)
                 if marked != sup["w"].generation:
                     marked = sup["w"].generation
-                    context.mark(f"generation {marked}", float(tensor))
+                    context.mark("reduced", (marked, float(tensor)))
+                if grow:
+                    sup["w"].sync.grow()
             except BrokenWorldException:
                 sup.reconcile()
                 sup.wait_ready(SECONDS)
@@ -120,27 +122,90 @@ def test_a_killed_member_is_gone_on_without(tcp_store: str) -> None:
     with cluster() as c:
         members = [c.start(_shrinking, tcp_store, rank) for rank in range(3)]
         for member in members:
-            member.wait_for("generation 1")
+            assert member.wait_for("reduced").value == (1, 3)
         victim = members.pop(1)
         victim.kill()
         c.procs.remove(victim)
         for member in members:
-            assert member.wait_for("generation 2").value == 2
+            assert member.wait_for("reduced").value == (2, 2)
         for member in members:
             member.signal(signal.SIGTERM)
         assert c.results() == [2, 2]
+
+
+def _shrinking_and_growing(context: Context, store: str, rank: int) -> Any:
+    return _member(context, store, rank, 3, grow=True, on_loss="shrink", min_size=2)
+
+
+def test_who_is_gone_on_without_comes_back_as_a_newcomer(tcp_store: str) -> None:
+    """The replacement runs the same program with the same rank, whether the others have noticed the loss or not."""
+    with cluster() as c:
+        members = [c.start(_shrinking_and_growing, tcp_store, rank) for rank in range(3)]
+        for member in members:
+            assert member.wait_for("reduced").value == (1, 3)
+        for generation in (2, 4):
+            victim = members.pop(0)
+            victim.kill()
+            c.procs.remove(victim)
+            members.append(c.start(_shrinking_and_growing, tcp_store, 0 if generation == 2 else 1))
+            for member in members[:2]:
+                assert member.wait_for("reduced").value == (generation, 2)
+            for member in members:
+                assert member.wait_for("reduced").value == (generation + 1, 3)
+        for member in members:
+            member.signal(signal.SIGTERM)
+        assert c.results() == [5, 5, 5]
+
+
+def test_where_nobody_is_left_it_begins_anew(tcp_store: str) -> None:
+    with cluster() as c:
+        members = [c.start(_shrinking, tcp_store, rank) for rank in range(3)]
+        for member in members:
+            assert member.wait_for("reduced").value == (1, 3)
+        for left in (members[1:], []):
+            for member in tuple(c.procs):
+                if member not in left:
+                    member.kill()
+                    c.procs.remove(member)
+            for member in left:
+                assert member.wait_for("reduced").value == (2, 2)
+        anew = [c.start(_shrinking, tcp_store, rank) for rank in range(3)]
+        back = {member.wait_for("reduced").value for member in anew}
+        assert [total for _, total in back] == [3], back
+        for member in anew:
+            member.signal(signal.SIGTERM)
+        c.results()
+
+
+def _all_or_none(context: Context, store: str, rank: int) -> Any:
+    return _member(context, store, rank, 3, on_loss="shrink", min_size=3)
+
+
+def test_where_too_few_are_left_they_wait_for_a_replacement(tcp_store: str) -> None:
+    with cluster() as c:
+        first, second, victim = (c.start(_all_or_none, tcp_store, rank) for rank in range(3))
+        for member in (first, second, victim):
+            assert member.wait_for("reduced").value == (1, 3)
+        victim.kill()
+        c.procs.remove(victim)
+        replacement = c.start(_all_or_none, tcp_store, 2)
+        back = {member.wait_for("reduced").value for member in (first, second, replacement)}
+        assert {total for _, total in back} == {3}, back
+        for member in (first, second, replacement):
+            member.signal(signal.SIGTERM)
+        assert set(c.results()) == {generation for generation, _ in back}
 
 
 def test_a_killed_member_is_replaced_and_sigterm_ends_the_others_in_good_order(tcp_store: str) -> None:
     with cluster() as c:
         first, second, victim = (c.start(_member, tcp_store, rank, 3) for rank in range(3))
         for member in (first, second, victim):
-            member.wait_for("generation 1")
+            assert member.wait_for("reduced").value == (1, 3)
         victim.kill()
         c.procs.remove(victim)
         replacement = c.start(_member, tcp_store, 2, 3)
         for member in (first, second, replacement):
-            assert member.wait_for("generation 2").value == 3
+            assert member.wait_for("reduced").value == (2, 3)
         for member in (first, second, replacement):
             member.signal(signal.SIGTERM)
         assert c.results() == [2, 2, 2]
