@@ -7,6 +7,7 @@ then each candidate claims its identity, and the roster says who is in.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -47,22 +48,12 @@ class Claim:
 
     @classmethod
     def unpacked(cls, value: str) -> Claim:
-        """From the value of a key. Other versions have other fields: a missing one is empty, a new one is left out.
-        Raises ``RendezvousError`` for a value that is not a claim."""
-        try:
-            fields = {"protocol": 1, **json.loads(value)}
-            found = ((fields.get(name), empty) for name, empty in _EMPTY.items())
-            values: list[Any] = [value if type(value) is type(empty) else empty for value, empty in found]
-            return cls(*values)
-        except (ValueError, TypeError, RecursionError):
-            raise RendezvousError(
-                what="the store holds a claim that multiworld did not write",
-                cause="another program writes to this store under the same keys",
-                remedy="use a store, or a name for the world, that no other program uses",
-            ) from None
+        """From the value of a key. Raises ``RendezvousError`` for a value that is not a claim."""
+        with _ours():
+            return _claim(json.loads(value))
 
 
-_EMPTY = asdict(Claim("", "", 0, "", 0, 0, "", 0))
+_FIELDS = {name: type(empty) for name, empty in asdict(Claim("", "", 0, "", 0, 0, "", 0)).items()}
 #: the size of a generation whose members its roster names
 BY_ROSTER: Final = 0
 #: what the names of all worlds of a store are under; no world's keys begin with it
@@ -70,11 +61,31 @@ _NAMES: Final = "multiworld-names"
 
 
 def _packed(claims: Iterable[Claim]) -> str:
-    return json.dumps([claim.packed() for claim in claims])
+    return f"[{','.join(claim.packed() for claim in claims)}]"
 
 
-def _unpacked(value: str) -> list[Claim]:
-    return [Claim.unpacked(one) for one in json.loads(value)]
+def _claims(value: str) -> list[Claim]:
+    with _ours():
+        return [_claim(fields) for fields in json.loads(value)]
+
+
+@contextlib.contextmanager
+def _ours() -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, TypeError, RecursionError):
+        raise RendezvousError(
+            what="the store holds a claim that multiworld did not write",
+            cause="another program writes to this store under the same keys",
+            remedy="use a store, or a name for the world, that no other program uses",
+        ) from None
+
+
+def _claim(fields: dict[str, Any]) -> Claim:
+    """Other versions have other fields: a missing one is empty, a new one is left out."""
+    fields = {"protocol": 1, **fields}
+    values: list[Any] = [value if type(value := fields.get(name)) is kind else kind() for name, kind in _FIELDS.items()]
+    return Claim(*values)
 
 
 def names_of(store: Any) -> Iterator[str]:
@@ -119,12 +130,12 @@ class Ledger:
 
     def close_roster(self, generation: int, members: Sequence[Claim]) -> list[Claim]:
         """Say who is in, by rank, unless another process has: what counts. Nobody means that it was given up."""
-        return _unpacked(self._keys.put_first(f"{generation}/roster", _packed(members)))
+        return _claims(self._keys.put_first(f"{generation}/roster", _packed(members)))
 
     def roster(self, generation: int) -> list[Claim] | None:
         """The roster; None if it is open, or there is none."""
         value = self._keys.read(f"{generation}/roster")
-        return None if value is None else _unpacked(value)
+        return None if value is None else _claims(value)
 
     def members(self, generation: int) -> list[Claim]:
         """The members of a generation of either kind, by rank; nobody if they have not met."""
@@ -136,12 +147,12 @@ class Ledger:
 
     def invite(self, generation: int, guests: Sequence[Claim]) -> list[Claim]:
         """Say which newcomers the generation after this one takes in, unless another process has: what counts."""
-        return _unpacked(self._keys.put_first(f"{generation}/guests", _packed(guests)))
+        return _claims(self._keys.put_first(f"{generation}/guests", _packed(guests)))
 
     def guests(self, generation: int) -> list[Claim]:
         """The newcomers that were invited."""
         value = self._keys.read(f"{generation}/guests")
-        return _unpacked(value) if value else []
+        return _claims(value) if value else []
 
     def agree_size(self, generation: int, size: int) -> int:
         """The size of this generation: ours if we are the first to say."""

@@ -63,7 +63,7 @@ class Reassembly(Rendezvous):
         return identities.index(self._config.identity), len(identities)
 
     def _gather(self, generation: int, incarnation: str) -> Steps[dict[int, Claim]]:
-        ours, pause = self._claim(generation, self._config.identity, incarnation), FIRST_PAUSE
+        ours, pause = self._claim(generation, self._config.identity, incarnation), self._first_pause
         while (roster := self._agreement.look(self._ledger, generation, self._candidates)) is None:
             if pause == LONGEST_PAUSE:
                 self._check_newest(generation)
@@ -81,6 +81,11 @@ class Reassembly(Rendezvous):
             self._check_protocol(generation, place, claim)
         self._check_backends(claims)
         return claims
+
+    @property
+    def _first_pause(self) -> float:
+        """Longer with more candidates: each look costs the store, which has to serve all of them meanwhile."""
+        return min(LONGEST_PAUSE, FIRST_PAUSE * (1 + len(self._candidates) / 8))
 
     def _check_newest(self, generation: int) -> None:
         if self._ledger.generation() != generation:

@@ -3,8 +3,9 @@
 Members are numbered by places: ranks, or places in a list of candidates of which not all came. The higher one dials the
 lower. Both say who they are; a wrong world, generation, rank or incarnation is refused, with the reason. Where both
 have kept their connections of the last generation, they go on with these, see ``renewal``. Then each member dials those
-that it is going to ping, unless another world has done so already. When a member has all its connections it says so on
-each. It is in once all members have said so: from then on a sign of life does not need the Python of a peer.
+that it is going to ping, unless another world has done so already. When a member has all its connections it says so to
+the lowest one. It is in once that one tells it that all have them: from then on a sign of life does not need the Python
+of a peer.
 """
 
 from __future__ import annotations
@@ -380,7 +381,7 @@ def wire(
             dialler.dial_both(wires, peer, left)
         yield from _await_others(wires, renewal, dialler, acceptor, left, cancelled)
         _dial_pulses(wires, dialler, left, unconnected)
-        yield from _all_ready(wires, left)
+        yield from _all_ready(wires, dialler.rank, left, cancelled)
     except BaseException:
         wires.close()
         raise
@@ -410,7 +411,8 @@ def _await_others(
 ) -> Steps[None]:
     """Wait for those who dial us, and for the marks of those with whom we go on."""
     since, pause = time.monotonic(), FIRST_PAUSE
-    while missing := [peer for peer in dialler.claims if peer != dialler.rank and not wires.lead_to(peer)]:
+    missing = set(dialler.claims) - {dialler.rank}
+    while True:
         with contextlib.suppress(queue.Empty):
             while True:
                 peer, role, sock = acceptor.arrived.get_nowait()
@@ -421,6 +423,9 @@ def _await_others(
             wires.go_on(peer, pair)
         for peer in renewal.failed & {peer for peer in missing if peer < dialler.rank}:
             dialler.dial_both(wires, peer, left)
+        missing = {peer for peer in missing if not wires.lead_to(peer)}
+        if not missing:
+            break
         if cancelled() or left(since) < 0:
             raise WiringFailed(min(missing), "did not connect in time")
         yield Pause(pause, urgent=True)
@@ -428,21 +433,31 @@ def _await_others(
     acceptor.complete()
 
 
-def _all_ready(wires: Wires, left: Left) -> Steps[None]:
-    for peer, control in wires.controls.items():
+def _all_ready(wires: Wires, place: int, left: Left, cancelled: Callable[[], bool]) -> Steps[None]:
+    """Wait until all members are ready: the lowest one hears it from each, and then tells them."""
+    for control in wires.controls.values():
+        control.setblocking(False)
+    lowest = min(wires.controls, default=place)
+    hosts = [] if place <= lowest else [lowest]
+    _say(wires, hosts)
+    for peer in hosts or wires.controls:
         with _blaming(peer):
-            control.setblocking(False)
-            control.sendall(READY)
-    for peer, control in wires.controls.items():
-        with _blaming(peer):
-            yield from _ready(control, left)
+            yield from _ready(wires.controls[peer], left, cancelled)
+    _say(wires, [] if hosts else wires.controls)
 
 
-def _ready(control: socket.socket, left: Left) -> Steps[None]:
+def _say(wires: Wires, peers: Iterable[int]) -> None:
+    """Say that we are ready."""
+    for peer in peers:
+        with _blaming(peer):
+            wires.controls[peer].sendall(READY)
+
+
+def _ready(control: socket.socket, left: Left, cancelled: Callable[[], bool]) -> Steps[None]:
     """Wait until the peer says that it is ready too."""
     since, pause = time.monotonic(), FIRST_PAUSE
     while not (said := _said(control)):
-        if left(since) < 0:
+        if cancelled() or left(since) < 0:
             raise TimeoutError("timed out")
         yield Pause(pause, urgent=True)
         pause = min(pause * 1.5, LONGEST_PAUSE)
