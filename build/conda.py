@@ -21,9 +21,8 @@ from build.console import step
 from build.errors import EnvironmentUnfitError, ReleaseDataError, UsageError
 from build.lockfile import State
 from build.paths import REPO, cache, clear, locked
-from build.process import Completed, run
+from build.process import Completed, run, uv_run
 from build.seals import built, sha256_of
-from build.wheeltest.environments import uv_run
 
 #: Channels, compilers, tools: all but the CUDA version.
 SPECIFICATION = REPO / "environment.yml"

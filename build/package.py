@@ -22,9 +22,9 @@ from build.errors import EnvironmentUnfitError, ProbeError, WheelError
 from build.overlay import runtime, toolchain
 from build.overlay.toolchain import Toolchain
 from build.paths import REPO, TESTS, atomic_write
-from build.process import run
+from build.process import run, uv_run
 from build.wheels.platforms import newer
-from build.wheeltest.environments import create, install_built, uv_run
+from build.wheeltest.environments import create, install_built
 
 #: The oldest g++ that knows `-std=c++20`, and the newest system that the wheel may ask for.
 _GCC = 10

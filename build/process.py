@@ -8,12 +8,15 @@ import shlex
 import signal
 import subprocess
 import sysconfig
+import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
+
+import uv
 
 from build.console import log
 from build.errors import EnvironmentUnfitError
@@ -23,6 +26,8 @@ T = TypeVar("T")
 
 _live: set[subprocess.Popen[bytes]] = set()
 _GRACE = 10.0
+#: What programs say of a full disk or a used-up quota.
+_FULL = (b"No space left on device", b"Disk quota exceeded")
 _PLACES = ("DIR", "COMMON_DIR", "WORK_TREE", "IMPLICIT_WORK_TREE", "INDEX_FILE", "PREFIX", "NAMESPACE", "DEFAULT_HASH")
 _OBJECTS = ("OBJECT_DIRECTORY", "ALTERNATE_OBJECT_DIRECTORIES", "QUARANTINE_PATH", "REPLACE_REF_BASE")
 #: What an outer git (a hook, an alias, `rebase --exec`) sets for its own repository: a git started here would take it
@@ -133,6 +138,28 @@ def running(start: Callable[[], subprocess.Popen[bytes]], grace: float = 0.0) ->
         for process in started:
             with process:
                 _live.discard(process)
+
+
+def check_room(done: Completed) -> Completed:
+    """Return the result of a command; raise EnvironmentUnfitError if it has failed because a disk is full."""
+    if done.returncode and any(words in done.stderr for words in _FULL):
+        raise EnvironmentUnfitError(
+            f"the disk is full: {Path(done.command[0]).name} cannot write",
+            cause=f"{done.tail}\ntemporary files go to {tempfile.gettempdir()}",
+            remedy="free disk space there, or set TMPDIR, MULTIWORLD_CACHE or UV_CACHE_DIR to a folder with 1 GB free",
+        )
+    return done
+
+
+_UV_REMEDY = "check network and disk; uv's settings (UV_DEFAULT_INDEX, UV_CACHE_DIR) apply"
+
+
+def uv_run(what: str, *arguments: str | Path, remedy: str = _UV_REMEDY, timeout: float = 3600.0, **options: Any) -> Completed:
+    """Run uv, which makes `what`, with the options of `run`; raise EnvironmentUnfitError if it fails."""
+    done = check_room(run([uv.find_uv_bin(), *arguments], timeout=timeout, **options))
+    if done.returncode:
+        raise EnvironmentUnfitError(f"{what} could not be made", cause=done.tail, remedy=remedy)
+    return done
 
 
 def run_shown(

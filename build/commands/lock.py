@@ -14,7 +14,6 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-import uv
 
 from build import conda as conda_environments
 from build import lockfile
@@ -22,7 +21,7 @@ from build.console import note, step
 from build.errors import EnvironmentUnfitError, ReleaseDataError
 from build.full.toolchains import EXTRAS, TOOLKITS
 from build.paths import REPO
-from build.process import run, run_together
+from build.process import run_together, uv_run
 
 LOCKS = REPO / "locks"
 #: Sources of the locks, in this order: a later lock uses the versions of the earlier ones.
@@ -83,11 +82,9 @@ def _resolve_one(folder: Path, name: str, constraints: list[str | Path]) -> Path
     requirement = None if source[0].startswith("-") or source[0].endswith(".py") else source[0].encode()
     # With this Python: else uv asks every Python of the machine for its version first.
     options = [*_OPTIONS, *constraints, "--python", sys.executable, "-o", target]
-    command = [uv.find_uv_bin(), "pip", "compile", *(source if requirement is None else ["-"]), *options]
-    done = run(command, cwd=REPO, stdin=requirement)
-    if done.returncode:
-        remedy = "correct the versions in pyproject.toml, or check the network and the index (UV_DEFAULT_INDEX)"
-        raise EnvironmentUnfitError(f"locks/{name}.txt cannot be resolved", cause=done.tail, remedy=remedy)
+    words = source if requirement is None else ["-"]
+    remedy = "correct the versions in pyproject.toml, or check the network and the index (UV_DEFAULT_INDEX)"
+    uv_run(f"locks/{name}.txt", "pip", "compile", *words, *options, remedy=remedy, cwd=REPO, stdin=requirement)
     return target
 
 

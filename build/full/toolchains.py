@@ -21,9 +21,8 @@ from build.console import step
 from build.errors import CompileError, EnvironmentUnfitError
 from build.overlay import toolchain as host
 from build.paths import REPO, cache
-from build.process import run
+from build.process import run, uv_run
 from build.seals import built, sha256_of
-from build.wheeltest.environments import uv_run
 
 #: The first major version with a compiler on the index; the packages for CUDA 12 have no nvcc.
 FIRST = 13

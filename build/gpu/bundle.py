@@ -16,9 +16,9 @@ from build.errors import WheelError, reading
 from build.git import Git
 from build.gpu.run import MANIFEST, PACKAGES
 from build.paths import REPO, atomic_write, sweep
+from build.process import uv_run
 from build.seals import sha256_of
 from build.wheels.archive import EPOCH
-from build.wheeltest.environments import uv_run
 
 SCHEMA = 2
 #: Bytes that a bundle may have: what a machine without network is sent is limited, too.
@@ -36,6 +36,7 @@ if sys.version_info < (3, 10):
 sys.path.insert(0, str(Path(__file__).resolve().parent / "checkout"))
 
 from build.gpu.run import main
+from build.process import uv_run
 
 sys.exit(main())
 '''

@@ -6,14 +6,12 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from build.errors import CompileError, EnvironmentUnfitError
-from build.paths import cache
-from build.process import Completed, run
+from build.process import Completed, check_room, run
 
 #: Variables that make a compiler find other headers, libraries or parts of itself, or write more files. They are not on
 #: the compile line that keys the cache; GCC searches CPATH before `-isystem`, thus before the pinned headers.
@@ -42,14 +40,7 @@ class Toolchain:
 
 def run_compiler(command: Sequence[str | Path], *, timeout: float) -> Completed:
     """Run the compiler or, through it, the linker, so that the result depends on the command line alone."""
-    done = run(command, without=STEERING, timeout=timeout)
-    if done.returncode and b"No space left on device" in done.stderr:
-        raise EnvironmentUnfitError(
-            "the disk is full: the compiler cannot write",
-            cause=f"{done.tail}\ntemporary files go to {tempfile.gettempdir()}, objects to {cache()}",
-            remedy="free disk space there, or set TMPDIR or MULTIWORLD_CACHE to a folder with 1 GB free",
-        )
-    return done
+    return check_room(run(command, without=STEERING, timeout=timeout))
 
 
 def make(command: Sequence[str | Path], what: str, *, remedy: str, timeout: float = 600) -> None:

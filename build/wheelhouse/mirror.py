@@ -8,13 +8,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import uv
 from packaging.metadata import parse_email
 
 from build.bootstrap import uv_settings
 from build.console import step
 from build.errors import EnvironmentUnfitError
-from build.process import run
+from build.process import check_room, run, uv_run
 from build.wheelhouse.model import Form, Wheel
 from build.wheelhouse.page import pythons
 
@@ -45,11 +44,10 @@ def _pins(wheels: Sequence[Wheel], python: str) -> str:
     options = ["--python-version", python, "--python-platform", f"{_MACHINE}-manylinux_2_{_GLIBC}", "--no-header"]
     options += ["--no-python-downloads", "--quiet", "--generate-hashes", "--no-annotate", "--only-binary", ":all:"]
     wanted = "\n".join(f"{item.contents.project}{_extras(item)} @ {item.path.resolve().as_uri()}" for item in wheels)
-    done = run([uv.find_uv_bin(), "pip", "compile", "-", *options], stdin=wanted.encode(), env=uv_settings())
-    if done.returncode:
-        what = f"the dependencies of {wheels[0].name} cannot be resolved for Python {python}"
-        remedy = "check pip's index settings (`pip config list`); every dependency must be there as a wheel"
-        raise EnvironmentUnfitError(what, cause=done.tail, remedy=remedy)
+    what = f"the list of the dependencies of {wheels[0].name} for Python {python}"
+    remedy = "check pip's index settings (`pip config list`); every dependency must be there as a wheel"
+    given = {"stdin": wanted.encode(), "env": uv_settings()}
+    done = uv_run(what, "pip", "compile", "-", *options, remedy=remedy, **given)
     entries = done.stdout.decode().replace("\\\n", " ").splitlines()
     return "\n".join(line for line in entries if " @ file:" not in line)
 
@@ -67,7 +65,7 @@ def _download(pins: str, python: str, folder: Path) -> None:
         file.write(pins)
         file.flush()
         command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(folder), "-r", file.name]
-        done = run(command, timeout=4 * 3600.0)
+        done = check_room(run(command, timeout=4 * 3600.0))
     if done.returncode:
         remedy = "check disk space in dist/ and the network; what was fetched is kept"
         what = f"dependencies for Python {python} cannot be fetched"

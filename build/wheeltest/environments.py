@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
 from threading import Lock
@@ -19,7 +19,7 @@ from build.console import step
 from build.errors import EnvironmentUnfitError
 from build.paths import cache, locked
 from build.preflight import interpreter
-from build.process import Completed, run
+from build.process import run, uv_run
 
 #: In each folder, held while it is in use.
 _LOCK = ".lock"
@@ -33,15 +33,6 @@ class Form(Enum):
     STOCK = "stock"
     PATCHED = "patched"
     OVERLAY = "overlay"
-
-
-def uv_run(what: str, *arguments: str | Path, env: Mapping[str, str] | None = None) -> Completed:
-    """Run uv, which makes `what`; raise EnvironmentUnfitError if it fails."""
-    done = run([uv.find_uv_bin(), *arguments], env=env, timeout=3600)
-    if done.returncode:
-        remedy = "check network and disk; uv's settings (UV_DEFAULT_INDEX, UV_CACHE_DIR) apply"
-        raise EnvironmentUnfitError(f"{what} could not be made", cause=done.tail, remedy=remedy)
-    return done
 
 
 def _uv(*arguments: str | Path) -> None:

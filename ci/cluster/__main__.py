@@ -21,16 +21,20 @@ from build.console import console, err_console
 from build.errors import HostsError, PendingError, UsageError
 from build.paths import REPO
 from build.wheelhouse import signer
+from ci.cluster import results
 from ci.cluster.lock import REQUEST, Request
-from ci.cluster.results import Result, clean, problems, table
+from ci.cluster.results import Result, problems
 
 ANSIBLE = REPO / "ci" / "ansible"
 _PLAYBOOK = [sys.executable, "-m", "ansible", "playbook"]
 #: Seconds that Ansible has to end after Ctrl-C.
 _GRACE = 10.0
+#: Options that are variables of the role.
+_OF_ROLE = ("prefix", "keep", "again", "serial", "max_fail", "after", "status", "roll_back", "drain", "undrain")
 
 
 def install(
+    context: typer.Context,
     specs: Annotated[list[str] | None, typer.Argument(help="what to install, e.g. torch==2.6.0+cu124.mw5")] = None,
     hosts: Annotated[str, typer.Option(help="hosts as Slurm lists them, e.g. node[01-20]")] = "",
     inventory: Annotated[list[Path] | None, typer.Option(help="an inventory of Ansible's; again for more")] = None,
@@ -72,10 +76,8 @@ def install(
             remedy="name NAME==VERSION instead of --lock, --roll-back or --status, or leave them out",
         )
     asked = Request(tuple(names), tuple(index or ()), str(wheels.resolve()) if wheels else "", believed)
-    wanted: dict[str, object] = {"name": asked.named() if names else ""}
-    wanted |= {"name": lock.stem, "lock": str(lock.resolve())} if lock else {}
-    wanted |= {"prefix": prefix, "keep": keep, "again": again, "serial": serial, "max_fail": max_fail, "after": after}
-    wanted |= {"status": status, "roll_back": roll_back, "drain": drain, "undrain": undrain}
+    wanted = {name: context.params[name] for name in _OF_ROLE if context.params[name] is not None}
+    wanted |= {"name": lock.stem, "lock": str(lock.resolve())} if lock else {"name": asked.named() if names else ""}
     sources = [f"{hosts},"] * bool(hosts) + [*map(str, inventory or ())]
     if not sources:
         raise UsageError("name the hosts: --hosts LIST or --inventory FILE")
@@ -85,18 +87,18 @@ def install(
         try:
             _ansible([*more, *words[len(names) :]], {**wanted, "locks": folder}, Path(folder))
         finally:
-            found = msgspec.json.decode(Path(folder, "results").read_bytes(), type=list[Result])
+            found = results.read(Path(folder, "results"))
             if as_json:
                 sys.stdout.write(msgspec.json.format(msgspec.json.encode({"hosts": found})).decode() + "\n")
             elif found:
-                console.print(table(found))
+                console.print(results.table(found))
     _judge(found)
 
 
 def _ansible(words: Sequence[str], variables: dict[str, object], folder: Path) -> None:
     """Run Ansible and tell what it says."""
-    (folder / "results").write_text("[]")
-    given = {f"multiworld_torch_{name}": value for name, value in variables.items() if value is not None}
+    (folder / "results").touch()
+    given = {f"multiworld_torch_{name}": value for name, value in variables.items()}
     (folder / "play.json").write_bytes(msgspec.json.encode(given))
     own = {"ANSIBLE_CONFIG": f"{ANSIBLE}/ansible.cfg", "ANSIBLE_SSH_EXECUTABLE": f"{ANSIBLE}/ssh"}
     own |= {"PATH": f"{Path(uv.find_uv_bin()).parent}:{os.environ['PATH']}"}  # the role's default sends this uv
@@ -107,14 +109,12 @@ def _ansible(words: Sequence[str], variables: dict[str, object], folder: Path) -
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         try:
             for line in process.stdout or ():
-                err_console.print(clean(line.decode("utf-8", "replace")), markup=False)
+                err_console.print(results.clean(line.decode("utf-8", "replace")), markup=False)
         except KeyboardInterrupt:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # the terminal has told Ansible, too
-                process.wait(_GRACE)
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # it writes into the folder that goes now
-                process.wait(_GRACE)
-            process.kill()
+            for end in (process.terminate, process.kill):  # it writes into the folder that goes now
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_GRACE)  # the terminal has told Ansible, too
+                end()
             raise
 
 

@@ -9,13 +9,12 @@ from typing import Any
 from urllib.parse import unquote
 
 import msgspec
-import uv
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from build.bootstrap import uv_settings
-from build.errors import EnvironmentUnfitError, UsageError
-from build.process import run
+from build.errors import UsageError
+from build.process import uv_run
 from build.wheelhouse import trust
 from build.wheelhouse.signer import Signer
 
@@ -58,16 +57,12 @@ class Request(msgspec.Struct, frozen=True):
         if self.wheels and {path.is_file() for path in Path(self.wheels).glob("*.whl")} != {True}:
             what = f"{self.wheels} has no wheels, or something else that is called so"
             raise UsageError(what, remedy="name a folder whose *.whl are files")
+        if self.signer.name and not self.indexes:
+            raise UsageError("a signer is that of a wheelhouse", remedy="name the wheelhouse as the first --index URL")
         if self.signer.name:
-            self.trusted()
+            trust.trusted(self.indexes[0], self.signer)
         pinned = [item.version for item in first.specifier if item.operator == "=="]
         return "-".join([canonicalize_name(first.name), *pinned])
-
-    def trusted(self) -> trust.Index:
-        """Return the list of the wheelhouse; the signer must have signed it, and it must be fresh."""
-        if not self.indexes:
-            raise UsageError("a signer is that of a wheelhouse", remedy="name the wheelhouse as the first --index URL")
-        return trust.trusted(self.indexes[0], self.signer)[0]
 
     def config(self) -> dict[str, Any]:
         """Return uv's configuration, by which a name that one place has is never taken from a later one."""
@@ -99,15 +94,17 @@ def lock(folder: Path, python: str, machine: str, glibc: str) -> Path:
             asked = msgspec.json.decode((folder / REQUEST).read_bytes(), type=Request)
             text = _compiled(asked, python, platform, file.with_suffix(".config"))
             if asked.signer.name:
-                pinned = {item["name"]: _digests(item) for item in msgspec.toml.decode(text)["packages"]}
-                asked.trusted().check(asked.indexes[0], asked.signer, pinned)
+                trust.trusted(asked.indexes[0], asked.signer)[0].check(asked.indexes[0], asked.signer, _pinned(text))
             by_path = re.sub(r'url = "file://([^"]+)"', lambda found: f'path = "{unquote(found[1])}"', text)
             file.write_text(by_path, encoding="utf-8")
     return file
 
 
-def _digests(package: dict[str, Any]) -> list[str]:
-    return [item["hashes"]["sha256"] for item in package.get("wheels") or [package["archive"]]]
+def _pinned(text: str) -> dict[str, list[str]]:
+    """Return the SHA-256 of the files of each package."""
+    packages = msgspec.toml.decode(text)["packages"]
+    files = {item["name"]: item.get("wheels") or [item["archive"]] for item in packages}
+    return {name: [file["hashes"]["sha256"] for file in of_name] for name, of_name in files.items()}
 
 
 def _compiled(asked: Request, python: str, platform: str, config: Path) -> str:
@@ -115,11 +112,7 @@ def _compiled(asked: Request, python: str, platform: str, config: Path) -> str:
     options += ["--python-version", python, "--python-platform", platform, "--no-python-downloads"]
     config.write_bytes(msgspec.toml.encode(asked.config()))
     own = {"env": {"UV_CONFIG_FILE": str(config)}, "without": _PLACES} if asked.config() else {"env": uv_settings()}
-    done = run([uv.find_uv_bin(), "pip", "compile", "-", *options], stdin="\n".join(asked.specs).encode(), **own)
-    if done.returncode:
-        raise EnvironmentUnfitError(
-            f"{', '.join(asked.specs)} cannot be had for Python {python} on {platform}",
-            cause=done.tail,
-            remedy="check name and version, and what --index and --wheels offer",
-        )
-    return done.stdout.decode()
+    what = f"the lock of {', '.join(asked.specs)} for Python {python} on {platform}"
+    remedy = "check name and version, and what --index and --wheels offer"
+    wanted = "\n".join(asked.specs).encode()
+    return uv_run(what, "pip", "compile", "-", *options, remedy=remedy, stdin=wanted, **own).stdout.decode()

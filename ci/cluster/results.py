@@ -1,9 +1,12 @@
-"""The results of the hosts, which Ansible's plugin collects, and the table of them."""
+"""The results of the hosts, from what Ansible's plugin writes, and the table of them."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -12,21 +15,17 @@ from rich.table import Table
 
 from build import console
 
-_OLD = "its Python is too old: name another, ansible_python_interpreter, in the inventory"
-_NOISE = "it does not answer as a module does: its login prints, or Python cannot run"
-_HANGS = "it hangs: its login or its Python does not answer"
-#: Words of ssh and Ansible, in this order, with what they mean.
+#: Words of ssh, Ansible and uv, in this order, with what they mean.
 _MEANINGS = {
     "REMOTE HOST IDENTIFICATION HAS CHANGED": "its host key is not the one in known_hosts: another or a new machine",
     "host key is known for": "its host key is not in known_hosts: compare it, then add it, e.g. with ssh-keyscan",
-    "Permission denied (": "ssh is not let in: a key of the agent or of ssh's configuration must be in authorized_keys",
-    "requires a minimum of Python": _OLD,
-    "SyntaxError": _OLD,
-    "Timed out after": _HANGS,
-    "expected time frame": _HANGS,
+    r"Permission denied \(": "ssh is not let in: a key of the agent or of ssh's configuration must be in authorized_keys",
+    "requires a minimum of Python|SyntaxError": "its Python is too old: name another, ansible_python_interpreter, in the"
+    " inventory",
+    "Timed out after|expected time frame": "it hangs: its login or its Python does not answer",
     "Exec format error": "uv is for another architecture: -- -e multiworld_torch_uv=PATH names one for this host's",
-    "No start of json char found": _NOISE,
-    "MODULE FAILURE": _NOISE,
+    "No space left on device|quota exceeded": "its disk is full: free space there, or name another --prefix",
+    "No start of json|MODULE FAILURE": "it does not answer as a module does: its login prints, or Python cannot run",
 }
 #: The project's own distributions, whose versions are shown.
 _OWN = ("torch", "torch-multiworld", "multiworld-torch-overlay")
@@ -37,14 +36,6 @@ _UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"
 Outcome = Literal["installed", "rolled back", "unchanged", "looked", "would change", "not finished"]
 
 
-class Check(msgspec.Struct, frozen=True):
-    """One check of `multiworld doctor`."""
-
-    name: str
-    verdict: str
-    found: str
-
-
 class Facts(msgspec.Struct, frozen=True):
     """What the module tells of a host; `wanted` is the release that it is to use, once that is made."""
 
@@ -52,7 +43,7 @@ class Facts(msgspec.Struct, frozen=True):
     release: str = ""
     kept: list[str] = []
     versions: dict[str, str] = {}
-    doctor: list[Check] = []
+    doctor: list[dict[str, str]] = []
     wanted: str = ""
 
 
@@ -78,10 +69,20 @@ class Result(msgspec.Struct):
             outcome, why = "failed", "its answer is not that of the module"
         self.outcome = outcome or self.facts.outcome
         if outcome:
-            meaning = [meaning for words, meaning in _MEANINGS.items() if words in why][:1]
+            meaning = [meaning for words, meaning in _MEANINGS.items() if re.search(words, why)][:1]
             self.what = clean("\n".join([*meaning, why])) or "it gives no reason"
         elif self.outcome != "not finished":
             self.what = "" if self.good else f"it would use {self.facts.wanted}"
+
+
+def read(file: Path) -> list[Result]:
+    """Return what became of each host."""
+    found: dict[str, Result] = {}
+    for line in file.read_bytes().splitlines():
+        with contextlib.suppress(ValueError):  # a line that a full disk has cut off
+            told = json.loads(line)
+            found.setdefault(told["host"], Result(told.pop("host"))).hear(**told)
+    return list(found.values())
 
 
 def clean(text: str) -> str:
@@ -96,8 +97,9 @@ def table(all_of: Sequence[Result]) -> Table:
     names = [name for name in _OWN if any(name in one.facts.versions for one in all_of)]
     made = console.table("hosts", "host", "outcome", "release", *names, "doctor", "kept")
     for one in all_of:
-        fails = "; ".join(f"{check.name}: {check.found}" for check in one.facts.doctor if check.verdict == "fail")
-        notes = sum(check.verdict == "note" for check in one.facts.doctor)
+        checks = [(check.get("verdict"), f"{check.get('name')}: {check.get('found')}") for check in one.facts.doctor]
+        fails = "; ".join(words for verdict, words in checks if verdict == "fail")
+        notes = sum(verdict == "note" for verdict, _ in checks)
         doctor = f"fails: {fails}" if fails else f"ok, {notes} notes" if one.facts.doctor else ""
         others = "\n".join(name for name in one.facts.kept if name != one.facts.release)
         cells = [one.host, one.facts.release, *(one.facts.versions.get(name, "") for name in names), doctor, others]

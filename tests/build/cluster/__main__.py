@@ -23,7 +23,7 @@ from tests.build.official.server import Index, serving
 def main(count: int) -> int:
     """Print the figures; return 1 when a promise is missed."""
     meter = LoadMeter()
-    with tempfile.TemporaryDirectory(prefix="hosts-") as folder, serving(Index(metadata=True)) as index:
+    with tempfile.TemporaryDirectory(prefix="hosts-") as folder, serving(Index(metadata=True, tags=True)) as index:
         site = Site(Path(folder), index)
         for version in ("1.0", "2.0"):
             offer(index, version, site.top)

@@ -77,7 +77,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    with serving(Index()) as index:
+    with serving(Index(metadata=True, tags=True)) as index:
         offer(index, "1.0", tmp_path)
         offer(index, "2.0", tmp_path)
         yield Site(tmp_path, index)

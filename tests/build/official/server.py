@@ -29,6 +29,7 @@ class Index:
         stall: when set, answers stop at half until it is cleared.
         json: serves PEP 691 JSON instead of HTML.
         metadata: serves the METADATA of a wheel beside it (PEP 658), with HTML.
+        tags: names the content of each file (`ETag`), as web servers do, so that nobody fetches what they have.
         login: name and password (`me:secret`) without which it answers nothing.
         requests: method, path and range of every request.
         sent: bytes of wheels sent.
@@ -42,6 +43,7 @@ class Index:
     stalled: threading.Event = field(default_factory=threading.Event)
     json: bool = False
     metadata: bool = False
+    tags: bool = False
     login: str = ""
     requests: list[tuple[str, str, str]] = field(default_factory=list)
     sent: int = 0
@@ -110,15 +112,19 @@ class _Handler(BaseHTTPRequestHandler):
         self.body(body)
 
     def wheel(self, data: bytes) -> None:
+        tag = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"'} if self.index.tags else {}
+        if tag and self.headers.get("If-None-Match") == tag["ETag"]:
+            self.answer(304, "application/zip", b"", tag)
+            return
         wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if not (wanted and self.index.ranges):
-            self.answer(200, "application/zip", data)
+            self.answer(200, "application/zip", data, tag)
             return
         first, last = int(wanted[1]), int(wanted[2] or len(data) - 1)
         if first >= len(data):
             self.answer(416, "text/plain", b"")
             return
-        extra = {"Content-Range": f"bytes {first}-{last}/{len(data)}"}
+        extra = {**tag, "Content-Range": f"bytes {first}-{last}/{len(data)}"}
         self.answer(206, "application/zip", data[first : last + 1], extra)
 
     def body(self, data: bytes) -> None:

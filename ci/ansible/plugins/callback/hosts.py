@@ -1,15 +1,16 @@
-"""Tells each step of each host, and keeps the file MULTIWORLD_RESULTS, which has what became of all hosts."""
+"""Tells each step of each host, and adds it to the file MULTIWORLD_RESULTS, which `ci.cluster.results` reads.
+
+Each event is a line of JSON that is written at once, so that nothing is lost however the run ends.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import msgspec
 from ansible.plugins.callback import CallbackBase
-
-from ci.cluster.results import Result
 
 DOCUMENTATION = "name: hosts\ntype: stdout\nshort_description: Steps and results of each host\n"
 _WHY = ("msg", "stderr", "module_stderr", "module_stdout")
@@ -19,23 +20,20 @@ class CallbackModule(CallbackBase):
     """The plugin. Of a task without a failure `outcome` is empty: the module's facts tell it."""
 
     CALLBACK_VERSION, CALLBACK_TYPE, CALLBACK_NAME = 2.0, "stdout", "hosts"
-    found: ClassVar[dict[str, Result]] = {}
+
+    def _tell(self, host: str, facts: object = None, outcome: str = "", why: str = "") -> None:
+        event = json.dumps({"host": host, "facts": facts, "outcome": outcome, "why": why}, ensure_ascii=False)
+        with Path(os.environ["MULTIWORLD_RESULTS"]).open("ab") as file:
+            file.write(event.encode("utf-8", "replace") + b"\n")  # a host may send what is no text
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
         for name in play.get_variable_manager().get_vars(play=play)["ansible_play_hosts_all"]:
-            self.found.setdefault(name, Result(name))
-        self._keep()
-
-    def _keep(self) -> None:
-        part = Path(os.environ["MULTIWORLD_RESULTS"] + ".part")
-        part.write_bytes(msgspec.json.encode(list(self.found.values())))
-        part.rename(os.environ["MULTIWORLD_RESULTS"])
+            self._tell(name)
 
     def _ended(self, result: Any, word: str, outcome: str = "") -> None:
         name, said = result._host.get_name(), result._result
         if outcome or "host" in said:
-            self.found[name].hear(said.get("host"), outcome, "\n".join(str(said[key]) for key in _WHY if said.get(key)))
-            self._keep()
+            self._tell(name, said.get("host"), outcome, "\n".join(str(said[key]) for key in _WHY if said.get(key)))
         self._display.display(f"{name}: {result._task.name}: {word}")
 
     def v2_runner_on_ok(self, result: Any) -> None:

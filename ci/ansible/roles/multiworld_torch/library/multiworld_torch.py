@@ -26,7 +26,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 OPTIONS: dict[str, dict[str, Any]] = {
     # looked: read only; claimed: room and a driver are there, and the prefix is marked; made: the release is whole and
-    # healthy; current: it is in use, too.
+    # healthy; current: a release that was made is in use.
     "state": {"required": True, "choices": ["looked", "claimed", "made", "current"]},
     "prefix": {"required": True},
     "release": {"default": ""},  # its name; of a kept one the beginning is enough
@@ -41,12 +41,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 MARK, LOCK = ".multiworld", "pylock.toml"
 #: The disk that a release needs: bytes, and a multiple of the size of its wheels, which are sent and unpacked.
 LEAST, UNPACKED = 64 << 20, 3
-#: Runs words, or a line of the shell, and returns what they print; `judge=False` takes any exit status.
-Run = Callable[..., str]
-
-
-class UnfitError(Exception):
-    """The end of a task, in words for people."""
 
 
 def marked(folder: Path) -> bool:
@@ -54,26 +48,28 @@ def marked(folder: Path) -> bool:
     return (folder / MARK).is_file() and not folder.is_symlink()
 
 
-class Prefix:
-    """The folder that holds the releases of a host."""
+def cuda() -> int:
+    """Return the major version of CUDA that NVIDIA's driver is for, 0 without a driver."""
+    version = ctypes.c_int(0)
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    return version.value // 1000
 
-    def __init__(self, text: str) -> None:
-        home = os.path.expanduser("~")  # noqa: PTH111 - Path.home() may fail
+
+class Host:
+    """A host with its releases. Each state of the module is a method, which returns what it has found."""
+
+    def __init__(self, module: AnsibleModule) -> None:
+        self.module, self.asked, self.dry = module, module.params, module.check_mode
+        text, home = self.asked["prefix"], os.path.expanduser("~")  # noqa: PTH111 - Path.home() may fail
         self.path = Path(os.path.expanduser(text))  # noqa: PTH111
         self.link, self.releases, self.cache = (self.path / name for name in ("current", "releases", "cache"))
+        self.lock = re.sub(r'\bpath = "[^"]*/', f'path = "{self.cache}/wheels/', self.asked["lock"])
         taken = {os.path.realpath(path) for path in ("/", home, *(user.pw_dir for user in pwd.getpwall()))}
         if not self.path.is_absolute() or os.path.realpath(str(self.path)) in taken:
-            raise UnfitError(f"{text!r} cannot be the prefix: name a folder for this alone, absolute or below ~")
+            module.fail_json(f"{text!r} cannot be the prefix: name a folder for this alone, absolute or below ~")
         if self.path.exists() and not marked(self.path) and any(self.path.iterdir()):
-            raise UnfitError(f"{self.path} has files of somebody else: name a new or an empty folder as the prefix")
-
-    def lock(self) -> None:
-        """Keep other installations out until this process ends."""
-        self.held = (self.path / ".lock").open("w")
-        try:
-            fcntl.flock(self.held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UnfitError("another installation is at work on this host: run again when it has ended") from None
+            module.fail_json(f"{self.path} has files of somebody else: name a new or an empty folder as the prefix")
 
     def kept(self) -> list[str]:
         """Return the whole releases, which have a lock, the one that was used last first."""
@@ -81,17 +77,14 @@ class Prefix:
         return [path.name for path in sorted(whole, key=lambda path: -(path / MARK).stat().st_mtime_ns)]
 
     def locks(self) -> str:
+        """Return the locks of the kept releases, which have the SHA-256 of all that the cache has."""
         return "".join((self.releases / name / LOCK).read_text(encoding="utf-8") for name in self.kept())
 
-    def have(self) -> set[str]:
-        """Return the SHA-256 of what the kept releases consist of."""
-        return set(re.findall(r'sha256 = "(\w+)"', self.locks()))
-
-    def current(self) -> str:
+    def used(self) -> str:
         """Return the release in use, empty for none; a link of somebody else is refused."""
         found = self.link.resolve()
         if os.path.lexists(str(self.link)) and found.parent != self.releases.resolve():
-            raise UnfitError(f"{self.link} is not a link of this installation: move it away")
+            self.module.fail_json(f"{self.link} is not a link of this installation: move it away")
         return found.name if found.name in self.kept() else ""
 
     def use(self, name: str) -> None:
@@ -104,16 +97,16 @@ class Prefix:
             new.replace(self.link)
             os.utime(str(self.releases / name / MARK))
 
-    def prune(self, keep: int, lock: str = "") -> None:
-        """Remove all but the current release, those used last, and what these and a lock have in the cache."""
-        current = self.current()
-        kept = {current, *[name for name in self.kept() if name != current][:keep]}
+    def prune(self) -> None:
+        """Remove all but the release in use, those used last, and what these and the lock have in the cache."""
+        used = self.used()
+        kept = {used, *[name for name in self.kept() if name != used][: self.asked["keep"]]}
         for folder in self.releases.glob("*"):
             if marked(folder) and folder.name not in kept:
                 folder.replace(self.cache / f"removed-{folder.name}")  # in one step: there is never half a release
         for removed in self.cache.glob("removed-*"):
             shutil.rmtree(str(removed))
-        locks = self.locks() + lock
+        locks = self.locks() + self.lock
         for sent in self.cache.glob("wheels/*"):
             if sent.name not in locks:
                 sent.unlink()
@@ -121,169 +114,141 @@ class Prefix:
             if not any(path.stat().st_nlink > 1 for path in unpacked.rglob("*") if path.is_file()):
                 shutil.rmtree(str(unpacked))
 
+    def run(self, *words: str | Path) -> tuple[int, str, str]:
+        """Run a command for as long as it may take; return its status, what it prints, and why it fails."""
+        own = {"UV_CACHE_DIR": f"{self.cache}/uv", "UV_NO_CONFIG": "1", "UV_PYTHON_DOWNLOADS": "never"}
+        own.update(UV_SYSTEM_CERTS="1", PYTHONNOUSERSITE="1")
+        command = ["timeout", str(self.asked["timeout"]), *map(str, words)]
+        status, out, err = self.module.run_command(command, environ_update=own)
+        why = "did not end in time" if status == 124 else f"failed with status {status}"
+        end = "\n".join((err.strip() or out).splitlines()[-12:])
+        return status, out, f"{' '.join([Path(words[0]).name, *map(str, words[1:3])])[:80]} {why}\n{end}"
 
-def cuda() -> int:
-    """Return the major version of CUDA that NVIDIA's driver is for, 0 without a driver."""
-    version = ctypes.c_int(0)
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
-    return version.value // 1000
+    def must(self, *words: str | Path) -> None:
+        status, _, why = self.run(*words)
+        if status:
+            self.module.fail_json(why)
 
-
-def doctor(folder: Path, run: Run, judge: bool = True) -> list[dict[str, str]]:
-    """Return what `multiworld doctor` finds; nothing where multiworld is not part of the release."""
-    program = folder / "bin" / "multiworld"
-    try:
-        found = json.loads(run([str(program), "doctor", "--json"], judge=False))["checks"] if program.exists() else []
-        bad = [f"{check['name']}: {check['found']}" for check in found if check["verdict"] == "fail"]
-    except (ValueError, KeyError, TypeError):
-        if not judge:
+    def doctor(self, folder: Path) -> list[dict[str, str]]:
+        """Return what `multiworld doctor` finds; nothing where multiworld is not part of the release."""
+        program = folder / "bin" / "multiworld"
+        try:
+            found = json.loads(self.run(program, "doctor", "--json")[1])["checks"] if program.exists() else []
+            return [{key: str(check[key]) for key in ("name", "verdict", "found")} for check in found]
+        except (ValueError, KeyError, TypeError):
             return [{"name": "multiworld doctor --json", "verdict": "fail", "found": "it gives no verdicts"}]
-        raise UnfitError("multiworld doctor --json gives no verdicts") from None
-    if bad and judge:
-        raise UnfitError("multiworld doctor finds failures: " + "; ".join(bad))
-    return list(found)
 
+    def healthy(self, folder: Path) -> list[dict[str, str]]:
+        """Return what `multiworld doctor` finds, which is no failure."""
+        checks = self.doctor(folder)
+        if bad := [f"{check['name']}: {check['found']}" for check in checks if check["verdict"] == "fail"]:
+            self.module.fail_json("multiworld doctor finds failures: " + "; ".join(bad))
+        return checks
 
-def looked(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:
-    ours = prefix.current()  # nothing that a foreign link leads to is run
-    found = doctor(prefix.link, run, judge=False) if ours else []
-    return {"outcome": "looked", "doctor": found} if asked["doctor"] else {}
+    def looked(self) -> dict[str, Any]:
+        ours = self.used()  # nothing that a foreign link leads to is run
+        return {"outcome": "looked", "doctor": self.doctor(self.link) if ours else []} if self.asked["doctor"] else {}
 
+    def claimed(self) -> dict[str, Any]:
+        runtimes = re.findall(r'name = "nvidia-cuda-runtime[^"]*"\s+version = "(\d+)', self.lock)
+        least, have = max(map(int, runtimes), default=0), self.locks()
+        if 0 < cuda() < least:
+            what = f"NVIDIA's driver is too old: it is for CUDA {cuda()}, and the release needs CUDA {least}"
+            self.module.fail_json(what)
+        sizes = re.findall(r'\bsize = (\d+)[^"]*sha256 = "(\w+)"', self.lock)
+        need = LEAST + UNPACKED * sum(int(size) for size, digest in sizes if digest not in have)
+        there = next(path for path in (self.path, *self.path.parents) if path.exists())
+        free = shutil.disk_usage(str(there)).free
+        if need > free:
+            what = f"the release needs {need >> 20} MB, {free >> 20} MB are free in {there}"
+            self.module.fail_json(f"the disk is full: {what}")
+        if not self.dry:
+            for folder in (self.releases, self.cache / "wheels"):
+                folder.mkdir(parents=True, exist_ok=True)
+            (self.path / MARK).touch()
+        return {"changed": True, "wanted": self.asked["release"], "outcome": "would change"}
 
-def claimed(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:  # noqa: ARG001 - as the others
-    runtimes = re.findall(r'name = "nvidia-cuda-runtime[^"]*"\s+version = "(\d+)', asked["lock"])
-    least, have = max(map(int, runtimes), default=0), prefix.have()
-    if 0 < cuda() < least:
-        raise UnfitError(f"NVIDIA's driver is too old: it is for CUDA {cuda()}, and the release needs CUDA {least}")
-    sizes = re.findall(r'\bsize = (\d+)[^"]*sha256 = "(\w+)"', asked["lock"])
-    need = LEAST + UNPACKED * sum(int(size) for size, digest in sizes if digest not in have)
-    there = next(path for path in (prefix.path, *prefix.path.parents) if path.exists())
-    free = shutil.disk_usage(str(there)).free
-    if need > free:
-        raise UnfitError(f"the disk is full: the release needs {need >> 20} MB, {free >> 20} MB are free in {there}")
-    if not asked["dry"]:
-        for folder in (prefix.releases, prefix.cache / "wheels"):
-            folder.mkdir(parents=True, exist_ok=True)
-        (prefix.path / MARK).touch()
-    return {"changed": True}
+    def made(self) -> dict[str, Any]:
+        """Have a release that is whole and healthy: of a lock, or else a kept one."""
+        name = self.asked["release"]
+        kept = [one for one in self.kept() if one.startswith(name)]
+        if self.lock and (self.asked["again"] or not kept):
+            return self.claimed() if self.dry else self.filled()
+        if not self.lock:
+            kept = [one for one in kept if one == name] or kept
+            if len(kept) != 1:
+                names = ", ".join(self.kept()) or "none"
+                self.module.fail_json(f"{len(kept)} kept releases begin with {name!r}; kept are: {names}")
+        outcome = "unchanged" if kept[0] == self.used() else "would change"
+        return {"wanted": kept[0], "doctor": self.healthy(self.releases / kept[0]), "outcome": outcome}
 
+    def filled(self) -> dict[str, Any]:
+        """Make an environment; whatever stops this, no part of it stays."""
+        self.claimed()
+        self.prune()
+        again = time.strftime(".%Y%m%d-%H%M%S") if self.asked["release"] in self.kept() else ""
+        folder = self.releases / f"{self.asked['release']}{again}"
+        lock = folder / "pylock.part.toml"
+        folder.mkdir()
+        (folder / MARK).touch()
+        try:
+            lock.write_text(self.lock, encoding="utf-8")
+            uv = self.cache / "uv-program"
+            subprocess.call(
+                [uv, "--version"], stdout=subprocess.DEVNULL
+            )  # raises for another architecture; shells go on
+            self.must(uv, "venv", "--allow-existing", "--python", sys.executable, folder)
+            self.must(uv, "pip", "sync", "--preview-features", "pylock", "--python", folder / "bin" / "python", lock)
+            found = self.healthy(folder)
+            lock.rename(folder / LOCK)
+        finally:
+            if lock.exists():
+                self.prune()
+        return {"changed": True, "wanted": folder.name, "doctor": found, "outcome": "would change"}
 
-def made(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:
-    """Have a release that is whole and healthy."""
-    kept = [name for name in prefix.kept() if name.startswith(asked["release"])]
-    if asked["lock"] and (asked["again"] or not kept):
-        claimed(prefix, asked, run)
-        return {"changed": True, "wanted": asked["release"]} if asked["dry"] else filled(prefix, asked, run)
-    if not asked["lock"]:
-        kept = [name for name in kept if name == asked["release"]] or kept
-        if len(kept) != 1:
-            names = ", ".join(prefix.kept()) or "none"
-            raise UnfitError(f"{len(kept)} kept releases begin with {asked['release']!r}; kept are: {names}")
-    found = {"wanted": kept[0], "doctor": doctor(prefix.releases / kept[0], run)}
-    return {**found, "outcome": "unchanged"} if kept[0] == prefix.current() else found
+    def current(self) -> dict[str, Any]:
+        """Have a kept release in use; if what follows the switch fails, that of before."""
+        after, old = ("sh", "-c", self.asked["after"]), self.used()
+        self.use(self.asked["release"])
+        status, _, why = self.run(*after)
+        if status:
+            self.use(old)
+            if old:
+                self.run(*after)
+            self.module.fail_json(f"{why}\nthe host runs {old or 'no release'} as before")
+        self.prune()
+        return {"changed": True, "outcome": "installed" if self.lock else "rolled back"}
 
-
-def common(lock: str, have: set[str]) -> str:
-    """Return a lock without the packages of which no file is in `have`."""
-    head, *packages = re.split(r"^(?=\[\[packages]])", lock, flags=re.MULTILINE)
-    return head + "".join(text for text in packages if set(re.findall(r'sha256 = "(\w+)"', text)) & have)
-
-
-def filled(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:
-    """Make an environment; whatever stops this, no part of it stays."""
-    prefix.prune(asked["keep"], asked["lock"])
-    again = time.strftime(".%Y%m%d-%H%M%S") if asked["release"] in prefix.kept() else ""
-    folder = prefix.releases / f"{asked['release']}{again}"
-    lock = folder / "pylock.part.toml"
-    folder.mkdir()
-    (folder / MARK).touch()
-    try:
-        uv, python = str(prefix.cache / "uv-program"), str(folder / "bin" / "python")
-        subprocess.call([uv, "--version"], stdout=subprocess.DEVNULL)  # raises for another architecture; shells go on
-        run([uv, "venv", "--allow-existing", "--python", sys.executable, str(folder)])
-        sync = [uv, "pip", "sync", "--preview-features", "pylock", "--python", python, str(lock)]
-        # What a kept release has is in the cache; a server that says nothing of its age would be asked for it again.
-        lock.write_text(common(asked["lock"], prefix.have()), encoding="utf-8")
-        run([*sync, "--offline"], judge=False)
-        lock.write_text(asked["lock"], encoding="utf-8")
-        run(sync)
-        run([uv, "pip", "check", "--python", python])
-        found = doctor(folder, run)
-        lock.rename(folder / LOCK)
-    finally:
-        if lock.exists():
-            prefix.prune(asked["keep"])
-    return {"changed": True, "wanted": folder.name, "doctor": found}
-
-
-def current(prefix: Prefix, asked: dict[str, Any], run: Run) -> dict[str, Any]:
-    """Have a release that is whole and healthy in use; if what follows the switch fails, that of before."""
-    found, old = made(prefix, asked, run), prefix.current()
-    name = found["wanted"]
-    if asked["dry"] or old == name:
-        return {**found, "outcome": "would change" if old != name else "unchanged"}
-    prefix.use(name)
-    try:
-        run(asked["after"])
-    except UnfitError as error:
-        prefix.use(old)
-        with contextlib.suppress(UnfitError):
-            run(asked["after"] if old else "")
-        raise UnfitError(f"{error}\nthe host runs {old or 'no release'} as before") from None
-    prefix.prune(asked["keep"])
-    return {**found, "changed": True, "outcome": "installed" if asked["lock"] else "rolled back"}
-
-
-def host(prefix: Prefix) -> dict[str, Any]:
-    """Return what the host is and what it runs; something is left to do, unless the state says otherwise."""
-    uv = prefix.cache / "uv-program"
-    infos = (path.name[: -len(".dist-info")] for path in prefix.link.glob("lib/python*/site-packages/*.dist-info"))
-    return {
-        "prefix": str(prefix.path),
-        "python": ".".join(map(str, sys.version_info[:2])),
-        "machine": os.uname().machine,
-        "glibc": platform.libc_ver()[1],
-        "outcome": "not finished",
-        "uv": uv.stat().st_size if uv.exists() else 0,
-        "release": prefix.current(),
-        "kept": prefix.kept(),
-        "versions": {name.lower().replace("_", "-"): version for name, _, version in (i.partition("-") for i in infos)},
-    }
-
-
-def runner(module: AnsibleModule, cache: Path) -> Run:
-    def run(command: list[str] | str, judge: bool = True) -> str:
-        words = ["sh", "-c", command] if isinstance(command, str) else command
-        own = {"UV_CACHE_DIR": str(cache), "UV_NO_CONFIG": "1", "UV_PYTHON_DOWNLOADS": "never", "UV_SYSTEM_CERTS": "1"}
-        limit = ["timeout", str(module.params["timeout"])]
-        status, out, err = module.run_command([*limit, *words], environ_update={**own, "PYTHONNOUSERSITE": "1"})
-        if status and judge:
-            why = "did not end in time" if status == 124 else f"failed with status {status}"
-            end = "\n".join((err.strip() or out).splitlines()[-12:])
-            shown = " ".join([Path(words[0]).name, *words[1:3]])[:80]
-            raise UnfitError(f"{shown} {why}\n{end}")
-        return str(out)
-
-    return run
+    def facts(self) -> dict[str, Any]:
+        """Return what the host is and what it runs."""
+        uv = self.cache / "uv-program"
+        names = (path.stem.partition("-") for path in self.link.glob("lib/python*/site-packages/*.dist-info"))
+        return {
+            "prefix": str(self.path),
+            "python": ".".join(map(str, sys.version_info[:2])),
+            "machine": os.uname().machine,
+            "glibc": platform.libc_ver()[1],
+            "uv": uv.stat().st_size if uv.exists() else 0,
+            "release": self.used(),
+            "kept": self.kept(),
+            "versions": {name.lower().replace("_", "-"): version for name, _, version in names},
+        }
 
 
 def main() -> None:
     module = AnsibleModule(OPTIONS, supports_check_mode=True)
-    asked = {**module.params, "dry": module.check_mode}
     try:
-        prefix = Prefix(asked["prefix"])
-        asked["lock"] = re.sub(r'\bpath = "[^"]*/', f'path = "{prefix.cache}/wheels/', asked["lock"])
-        run = runner(module, prefix.cache / "uv")
-        act = {"looked": looked, "claimed": claimed, "made": made, "current": current}[asked["state"]]
-        if asked["state"] in ("made", "current") and not asked["dry"]:
-            prefix.lock()
-        answer = act(prefix, asked, run)
-        module.exit_json(changed=answer.pop("changed", False), host={**host(prefix), **answer})
-    except UnfitError as error:
-        module.fail_json(msg=str(error))
+        host = Host(module)
+        with contextlib.ExitStack() as stack:
+            if module.params["state"] in ("made", "current") and not module.check_mode:
+                held = stack.enter_context((host.path / ".lock").open("w"))
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            answer = getattr(host, module.params["state"])()
+            module.exit_json(changed=answer.pop("changed", False), host={**host.facts(), **answer})
+    except BlockingIOError:
+        module.fail_json("another installation is at work on this host: run again when it has ended")
     except OSError as error:
-        module.fail_json(msg=f"{error}; correct that there, or name another prefix")
+        module.fail_json(f"{error}; correct that there, or name another prefix")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
-"""The lock of a host's release: a file here, or what `ci.cluster.lock` resolves for the host's kind."""
+"""The file with the lock of a host's release, which `ci.cluster.lock` resolves for the host's kind."""
 
 from __future__ import annotations
 
-import hashlib
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,21 +12,11 @@ DOCUMENTATION = "name: torch_lock\nshort_description: The lock of a release of t
 
 
 class LookupModule(LookupBase):
-    """The plugin."""
+    """The plugin. Its terms are the folder with a request, and what the host is."""
 
-    def run(self, terms: list[Any], variables: Any = None, **_: Any) -> list[dict[str, Any]]:  # noqa: ARG002 - Ansible's
-        """Return the text of the lock, the name of its release, and the wheels of this machine that it names.
+    def run(self, terms: list[Any], variables: Any = None, **_: Any) -> list[str]:  # noqa: ARG002 - Ansible's
+        sys.stdin = None  # Ansible has closed it; pip asks one that is there
+        from ci.cluster.lock import lock
 
-        Args:
-            terms: a file, or where that is empty a folder with a request; the first part of the name; and what the
-                host is.
-        """
-        file, folder, name, host = terms
-        if not file:
-            sys.stdin = None  # Ansible has closed it; pip asks one that is there
-            from ci.cluster.lock import lock
-
-            file = lock(Path(folder), *(str(host[fact]) for fact in ("python", "machine", "glibc")))
-        text = Path(file).read_text(encoding="utf-8")
-        digest = hashlib.sha256("".join(re.findall(r'sha256 = "(\w+)"', text)).encode()).hexdigest()[:12]
-        return [{"text": text, "release": f"{name}-{digest}", "wheels": re.findall(r'path = "([^"]+)"', text)}]
+        folder, host = terms
+        return [str(lock(Path(folder), *(str(host[fact]) for fact in ("python", "machine", "glibc"))))]
