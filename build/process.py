@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, TypeVar
 
 import uv
 
@@ -151,12 +151,18 @@ def check_room(done: Completed) -> Completed:
     return done
 
 
-_UV_REMEDY = "check network and disk; uv's settings (UV_DEFAULT_INDEX, UV_CACHE_DIR) apply"
-
-
-def uv_run(what: str, *arguments: str | Path, remedy: str = _UV_REMEDY, timeout: float = 3600.0, **options: Any) -> Completed:
-    """Run uv, which makes `what`, with the options of `run`; raise EnvironmentUnfitError if it fails."""
-    done = check_room(run([uv.find_uv_bin(), *arguments], timeout=timeout, **options))
+def uv_run(
+    what: str,
+    *arguments: str | Path,
+    remedy: str = "check network and disk; uv's settings (UV_DEFAULT_INDEX, UV_CACHE_DIR) apply",
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    without: Collection[str] = (),
+    stdin: bytes | None = None,
+) -> Completed:
+    """Run uv, which makes `what`, as `run` does; raise EnvironmentUnfitError if it fails."""
+    command = [uv.find_uv_bin(), *arguments]
+    done = check_room(run(command, cwd=cwd, env=env, without=without, stdin=stdin, timeout=3600))
     if done.returncode:
         raise EnvironmentUnfitError(f"{what} could not be made", cause=done.tail, remedy=remedy)
     return done

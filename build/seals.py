@@ -1,7 +1,9 @@
 """Seals: a record next to each entry of the cache, against which the entry is checked before use.
 
 A seal has the SHA-256 and the `stat` of every file. A file whose `stat` is unchanged is not read again: ten thousand
-files take a tenth of a second. `ctime` cannot be set back, so a change that keeps size and `mtime` is noticed too.
+files take a tenth of a second. Programs cannot set `ctime` back, so a change that keeps size and `mtime` is noticed,
+too. Two changes are not: one by a machine whose clock was set back, and, on a Linux before 6.13, one within a tick of
+the clock (up to 10 ms) of the seal: there, that tick is what `ctime` can tell apart.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ def _pins(wheels: Sequence[Wheel], python: str) -> str:
     wanted = "\n".join(f"{item.contents.project}{_extras(item)} @ {item.path.resolve().as_uri()}" for item in wheels)
     what = f"the list of the dependencies of {wheels[0].name} for Python {python}"
     remedy = "check pip's index settings (`pip config list`); every dependency must be there as a wheel"
-    given = {"stdin": wanted.encode(), "env": uv_settings()}
-    done = uv_run(what, "pip", "compile", "-", *options, remedy=remedy, **given)
+    command = ("pip", "compile", "-", *options)
+    done = uv_run(what, *command, remedy=remedy, stdin=wanted.encode(), env=uv_settings())
     entries = done.stdout.decode().replace("\\\n", " ").splitlines()
     return "\n".join(line for line in entries if " @ file:" not in line)
 

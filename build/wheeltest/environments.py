@@ -16,7 +16,6 @@ from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
 from build.console import step
-from build.errors import EnvironmentUnfitError
 from build.paths import cache, locked
 from build.preflight import interpreter
 from build.process import run, uv_run

@@ -29,12 +29,9 @@ ANSIBLE = REPO / "ci" / "ansible"
 _PLAYBOOK = [sys.executable, "-m", "ansible", "playbook"]
 #: Seconds that Ansible has to end after Ctrl-C.
 _GRACE = 10.0
-#: Options that are variables of the role.
-_OF_ROLE = ("prefix", "keep", "again", "serial", "max_fail", "after", "status", "roll_back", "drain", "undrain")
 
 
 def install(
-    context: typer.Context,
     specs: Annotated[list[str] | None, typer.Argument(help="what to install, e.g. torch==2.6.0+cu124.mw5")] = None,
     hosts: Annotated[str, typer.Option(help="hosts as Slurm lists them, e.g. node[01-20]")] = "",
     inventory: Annotated[list[Path] | None, typer.Option(help="an inventory of Ansible's; again for more")] = None,
@@ -46,7 +43,7 @@ def install(
     identity: signer.Identity = "",
     issuer: signer.Issuer = signer.ISSUER,
     trusted_root: signer.TrustedRoot = None,
-    prefix: Annotated[str | None, typer.Option(help="folder on the hosts; ~/multiworld")] = None,
+    prefix: Annotated[str, typer.Option(help="folder on the hosts")] = "~/multiworld",
     drain: Annotated[str, typer.Option(help="shell command here before a host's switch, undone by --undrain")] = "",
     undrain: Annotated[str, typer.Option(help="shell command here after a host's switch, failed or not")] = "",
     after: Annotated[str, typer.Option(help="shell command on each host after the switch")] = "",
@@ -76,8 +73,10 @@ def install(
             remedy="name NAME==VERSION instead of --lock, --roll-back or --status, or leave them out",
         )
     asked = Request(tuple(names), tuple(index or ()), str(wheels.resolve()) if wheels else "", believed)
-    wanted = {name: context.params[name] for name in _OF_ROLE if context.params[name] is not None}
-    wanted |= {"name": lock.stem, "lock": str(lock.resolve())} if lock else {"name": asked.named() if names else ""}
+    wanted: dict[str, object] = {"name": asked.named() if names else ""}
+    wanted |= {"name": lock.stem, "lock": str(lock.resolve())} if lock else {}
+    wanted |= {"prefix": prefix, "keep": keep, "again": again, "serial": serial, "max_fail": max_fail, "after": after}
+    wanted |= {"status": status, "roll_back": roll_back, "drain": drain, "undrain": undrain}
     sources = [f"{hosts},"] * bool(hosts) + [*map(str, inventory or ())]
     if not sources:
         raise UsageError("name the hosts: --hosts LIST or --inventory FILE")

@@ -111,8 +111,8 @@ def _compiled(asked: Request, python: str, platform: str, config: Path) -> str:
     options = ["--quiet", "--format", "pylock.toml", "--no-header", "--no-annotate", "--only-binary", ":all:"]
     options += ["--python-version", python, "--python-platform", platform, "--no-python-downloads"]
     config.write_bytes(msgspec.toml.encode(asked.config()))
-    own = {"env": {"UV_CONFIG_FILE": str(config)}, "without": _PLACES} if asked.config() else {"env": uv_settings()}
+    env, without = ({"UV_CONFIG_FILE": str(config)}, _PLACES) if asked.config() else (uv_settings(), ())
     what = f"the lock of {', '.join(asked.specs)} for Python {python} on {platform}"
     remedy = "check name and version, and what --index and --wheels offer"
-    wanted = "\n".join(asked.specs).encode()
-    return uv_run(what, "pip", "compile", "-", *options, remedy=remedy, stdin=wanted, **own).stdout.decode()
+    given, command = "\n".join(asked.specs).encode(), ("pip", "compile", "-", *options)
+    return uv_run(what, *command, remedy=remedy, stdin=given, env=env, without=without).stdout.decode()

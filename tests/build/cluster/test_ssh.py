@@ -25,7 +25,7 @@ def started(folder: Path, **programs: str) -> subprocess.Popen[bytes]:
         (folder / name).chmod(0o755)
     env = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"}
     pipe = subprocess.PIPE
-    command = [PROGRAM, "-x", "host"]
+    command = [str(PROGRAM), "-x", "host"]
     return subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
 
 

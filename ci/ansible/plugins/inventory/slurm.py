@@ -22,7 +22,7 @@ def expand(text: str) -> list[str]:
     found: dict[str, None] = {}
     for item in re.split(r"[,\s]+(?![^\[]*\])", text.strip(", ")):
         parts = [_numbers(part) if part[:1] == "[" else [part] for part in re.split(r"(\[.*?\])", item)]
-        if not _ITEM.fullmatch(item) or prod(map(len, parts)) > MOST:
+        if not _ITEM.fullmatch(item) or not 0 < prod(map(len, parts)) <= MOST:
             wanted = f"a list of at most {MOST} hosts as Slurm writes them, e.g. node[01-20],login1"
             raise AnsibleParserError(f"{item!r} is not {wanted}")
         found.update(dict.fromkeys(map("".join, product(*parts))))
@@ -30,12 +30,11 @@ def expand(text: str) -> list[str]:
 
 
 def _numbers(brackets: str) -> list[str]:
-    found = []
-    for first, last in re.findall(r"(\d+)(?:-(\d+))?", brackets):
-        if not 0 <= int(last or first) - int(first) < MOST:
-            raise AnsibleParserError(f"{brackets} has a range that is empty or too long")
-        found += [str(number).zfill(len(first)) for number in range(int(first), int(last or first) + 1)]
-    return found
+    """Return the numbers of ranges: none if one of these is empty, one too many if one is too long."""
+    ends = [(first, int(first), int(last or first)) for first, last in re.findall(r"(\d+)(?:-(\d+))?", brackets)]
+    if any(last < first for _, first, last in ends):
+        return []
+    return [str(number).zfill(len(text)) for text, *of in ends for number in range(of[0], of[1] + 1)[: MOST + 1]]
 
 
 class InventoryModule(BaseInventoryPlugin):

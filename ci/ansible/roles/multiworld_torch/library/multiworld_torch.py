@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable  # noqa: UP035 - typing's, for Python 3.8
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -114,26 +114,26 @@ class Host:
             if not any(path.stat().st_nlink > 1 for path in unpacked.rglob("*") if path.is_file()):
                 shutil.rmtree(str(unpacked))
 
-    def run(self, *words: str | Path) -> tuple[int, str, str]:
-        """Run a command for as long as it may take; return its status, what it prints, and why it fails."""
+    def run(self, *words: str | Path, may_fail: bool = False) -> tuple[int, str, str]:
+        """Run a command for as long as it may take; return its status, what it prints, and what is to be said of it."""
         own = {"UV_CACHE_DIR": f"{self.cache}/uv", "UV_NO_CONFIG": "1", "UV_PYTHON_DOWNLOADS": "never"}
         own.update(UV_SYSTEM_CERTS="1", PYTHONNOUSERSITE="1")
         command = ["timeout", str(self.asked["timeout"]), *map(str, words)]
         status, out, err = self.module.run_command(command, environ_update=own)
-        why = "did not end in time" if status == 124 else f"failed with status {status}"
+        how = "did not end in time" if status == 124 else f"failed with status {status}"
         end = "\n".join((err.strip() or out).splitlines()[-12:])
-        return status, out, f"{' '.join([Path(words[0]).name, *map(str, words[1:3])])[:80]} {why}\n{end}"
-
-    def must(self, *words: str | Path) -> None:
-        status, _, why = self.run(*words)
-        if status:
+        why = f"{' '.join([Path(words[0]).name, *map(str, words[1:3])])[:80]} {how}\n{end}"
+        if status and not may_fail:
             self.module.fail_json(why)
+        return status, out, why
 
     def doctor(self, folder: Path) -> list[dict[str, str]]:
         """Return what `multiworld doctor` finds; nothing where multiworld is not part of the release."""
         program = folder / "bin" / "multiworld"
+        if not program.exists():
+            return []
         try:
-            found = json.loads(self.run(program, "doctor", "--json")[1])["checks"] if program.exists() else []
+            found = json.loads(self.run(program, "doctor", "--json", may_fail=True)[1])["checks"]
             return [{key: str(check[key]) for key in ("name", "verdict", "found")} for check in found]
         except (ValueError, KeyError, TypeError):
             return [{"name": "multiworld doctor --json", "verdict": "fail", "found": "it gives no verdicts"}]
@@ -197,8 +197,8 @@ class Host:
             subprocess.call(
                 [uv, "--version"], stdout=subprocess.DEVNULL
             )  # raises for another architecture; shells go on
-            self.must(uv, "venv", "--allow-existing", "--python", sys.executable, folder)
-            self.must(uv, "pip", "sync", "--preview-features", "pylock", "--python", folder / "bin" / "python", lock)
+            self.run(uv, "venv", "--allow-existing", "--python", sys.executable, folder)
+            self.run(uv, "pip", "sync", "--preview-features", "pylock", "--python", folder / "bin" / "python", lock)
             found = self.healthy(folder)
             lock.rename(folder / LOCK)
         finally:
@@ -210,11 +210,11 @@ class Host:
         """Have a kept release in use; if what follows the switch fails, that of before."""
         after, old = ("sh", "-c", self.asked["after"]), self.used()
         self.use(self.asked["release"])
-        status, _, why = self.run(*after)
+        status, _, why = self.run(*after, may_fail=True)
         if status:
             self.use(old)
             if old:
-                self.run(*after)
+                self.run(*after, may_fail=True)
             self.module.fail_json(f"{why}\nthe host runs {old or 'no release'} as before")
         self.prune()
         return {"changed": True, "outcome": "installed" if self.lock else "rolled back"}
@@ -238,13 +238,12 @@ class Host:
 def main() -> None:
     module = AnsibleModule(OPTIONS, supports_check_mode=True)
     try:
-        host = Host(module)
-        with contextlib.ExitStack() as stack:
-            if module.params["state"] in ("made", "current") and not module.check_mode:
-                held = stack.enter_context((host.path / ".lock").open("w"))
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            answer = getattr(host, module.params["state"])()
-            module.exit_json(changed=answer.pop("changed", False), host={**host.facts(), **answer})
+        host, state = Host(module), module.params["state"]
+        if state in ("made", "current") and not module.check_mode:
+            held = (host.path / ".lock").open("w")  # until this process ends
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        answer = getattr(host, state)()
+        module.exit_json(changed=answer.pop("changed", False), host={**host.facts(), **answer})
     except BlockingIOError:
         module.fail_json("another installation is at work on this host: run again when it has ended")
     except OSError as error:
