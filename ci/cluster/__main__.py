@@ -43,7 +43,7 @@ def install(
     identity: signer.Identity = "",
     issuer: signer.Issuer = signer.ISSUER,
     trusted_root: signer.TrustedRoot = None,
-    prefix: Annotated[str, typer.Option(help="folder on the hosts")] = "~/multiworld",
+    prefix: Annotated[str | None, typer.Option(help="folder on the hosts; ~/multiworld")] = None,
     drain: Annotated[str, typer.Option(help="shell command here before a host's switch, undone by --undrain")] = "",
     undrain: Annotated[str, typer.Option(help="shell command here after a host's switch, failed or not")] = "",
     after: Annotated[str, typer.Option(help="shell command on each host after the switch")] = "",
@@ -97,7 +97,7 @@ def install(
 def _ansible(words: Sequence[str], variables: dict[str, object], folder: Path) -> None:
     """Run Ansible and tell what it says."""
     (folder / "results").touch()
-    given = {f"multiworld_torch_{name}": value for name, value in variables.items()}
+    given = {f"multiworld_torch_{name}": value for name, value in variables.items() if value is not None}
     (folder / "play.json").write_bytes(msgspec.json.encode(given))
     own = {"ANSIBLE_CONFIG": f"{ANSIBLE}/ansible.cfg", "ANSIBLE_SSH_EXECUTABLE": f"{ANSIBLE}/ssh"}
     own |= {"PATH": f"{Path(uv.find_uv_bin()).parent}:{os.environ['PATH']}"}  # the role's default sends this uv
