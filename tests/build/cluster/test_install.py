@@ -163,6 +163,8 @@ LIARS = {
         "release": "", "kept": [], "versions": {}}}'""",
         "torch is not for this host",
     ),
+    "errors": ("exec yes >&2", "does not answer as a module does"),
+    "infinite": ("""echo '{"host": {"outcome": Infinity}}'""", "its answer is not that of the module"),
     "nonsense": ("""echo '{"host": 5}'""", "its answer is not that of the module"),
     "silent": ("exec sleep 600", "it hangs"),
     "bare": ("exec /no/python", "Python"),

@@ -19,4 +19,4 @@ class LookupModule(LookupBase):
         from ci.cluster.lock import lock
 
         folder, host = terms
-        return [str(lock(Path(folder), *(str(host[fact]) for fact in ("python", "machine", "glibc"))))]
+        return [str(lock(Path(folder), *(str(host.get(fact)) for fact in ("python", "machine", "glibc"))))]
