@@ -42,8 +42,7 @@ class CallbackModule(CallbackBase):
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:  # noqa: ARG002 - Ansible's
         self._ended(result, "failed", "failed")
 
-    def v2_runner_item_on_failed(self, result: Any) -> None:  # of a loop, whose own failure has no reason
-        self._ended(result, "failed", "failed")
+    v2_runner_item_on_failed = v2_runner_on_failed  # of a loop, whose own failure has no reason
 
     def v2_runner_on_unreachable(self, result: Any) -> None:
         self._ended(result, "unreachable", "unreachable")
