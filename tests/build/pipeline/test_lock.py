@@ -189,7 +189,7 @@ def test_a_lock_that_is_newer_than_the_one_before_it_is_named(project: Path) -> 
 
 def test_the_check_runs_no_program(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert project.is_dir()
-    monkeypatch.setattr(lock, "run", lambda *_, **__: pytest.fail("a program was run"))
+    monkeypatch.setattr(lock, "uv_run", lambda *_, **__: pytest.fail("a program was run"))
     lock.lock(check=True)
 
 
