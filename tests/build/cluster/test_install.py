@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -295,6 +296,17 @@ def test_hosts_lost_in_the_middle_and_ctrl_c(site: Site, fleet: Cluster) -> None
     status, hosts, said = site.run(*wanted)
     assert (status, outcomes(hosts)) == (0, {"good": "unchanged", "dead": "installed"}), said
     assert version(dead.current) == "1.0"
+
+
+def test_an_ansible_that_is_killed_is_told_with_all_hosts(site: Site) -> None:
+    site.index.stall = threading.Event()
+    inventory = site.local("one", "two")
+    process = site.start("torch-multiworld==1.0", site.source, "--inventory", inventory)
+    _wait(lambda: sum(path.endswith(".whl") for _, path, _ in site.index.requests) >= 2, "no wheel was asked for")
+    (ansible,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(ansible), signal.SIGKILL)
+    status, hosts, said = site.end(process)
+    assert (status, outcomes(hosts)) == (25, dict.fromkeys(("one", "two"), "not finished")), said
 
 
 def _command(pid: int) -> bytes:

@@ -61,6 +61,7 @@ class Host:
 
     def __init__(self, module: AnsibleModule) -> None:
         self.module, self.asked, self.dry = module, module.params, module.check_mode
+        self.undone = "would change" if self.dry else "not finished"
         text, home = self.asked["prefix"], os.path.expanduser("~")  # noqa: PTH111 - Path.home() may fail
         self.path = Path(os.path.expanduser(text))  # noqa: PTH111
         self.link, self.releases, self.cache = (self.path / name for name in ("current", "releases", "cache"))
@@ -166,7 +167,7 @@ class Host:
             for folder in (self.releases, self.cache / "wheels"):
                 folder.mkdir(parents=True, exist_ok=True)
             (self.path / MARK).touch()
-        return {"changed": True, "wanted": self.asked["release"], "outcome": "would change"}
+        return {"changed": True, "wanted": self.asked["release"], "outcome": self.undone}
 
     def made(self) -> dict[str, Any]:
         """Have a release that is whole and healthy: of a lock, or else a kept one."""
@@ -179,7 +180,7 @@ class Host:
             if len(kept) != 1:
                 names = ", ".join(self.kept()) or "none"
                 self.module.fail_json(f"{len(kept)} kept releases begin with {name!r}; kept are: {names}")
-        outcome = "unchanged" if kept[0] == self.used() else "would change"
+        outcome = "unchanged" if kept[0] == self.used() else self.undone
         return {"wanted": kept[0], "doctor": self.healthy(self.releases / kept[0]), "outcome": outcome}
 
     def filled(self) -> dict[str, Any]:
@@ -204,7 +205,7 @@ class Host:
         finally:
             if lock.exists():
                 self.prune()
-        return {"changed": True, "wanted": folder.name, "doctor": found, "outcome": "would change"}
+        return {"changed": True, "wanted": folder.name, "doctor": found, "outcome": self.undone}
 
     def current(self) -> dict[str, Any]:
         """Have a kept release in use; if what follows the switch fails, that of before."""
