@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from build import process
 from build.errors import EnvironmentUnfitError
 from build.overlay import toolchain
 from build.paths import REPO
@@ -58,6 +59,20 @@ def test_a_full_disk_is_not_the_compilers_fault(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(EnvironmentUnfitError, match="the disk is full") as caught:
         toolchain.run_compiler([script], timeout=60)
     assert "TMPDIR" in caught.value.remedy
+
+
+def test_a_full_disk_is_not_the_indexs_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although uv says it at the end of a list of causes, and the remedy of the caller is about names and versions."""
+    script = tmp_path / "uv"
+    script.write_text(
+        "#!/bin/sh\nprintf 'error: failed\\n  cause: No space left on device (os error 28)\\n' >&2\nexit 2\n"
+    )
+    script.chmod(0o755)
+    monkeypatch.setattr("uv.find_uv_bin", lambda: str(script))
+    with pytest.raises(EnvironmentUnfitError, match="the disk is full: uv cannot write") as caught:
+        process.uv_run("the lock", "pip", "compile", remedy="check name and version")
+    assert "UV_CACHE_DIR" in caught.value.remedy
+    assert "os error 28" in caught.value.cause
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
