@@ -41,11 +41,7 @@ class TextPort:
 
 
 def port_text(
-    base: bytes,
-    ours: bytes,
-    hunks: Sequence[Hunk],
-    labels: Labels,
-    suspects: Mapping[int, str] = MappingProxyType({}),
+    base: bytes, ours: bytes, hunks: Sequence[Hunk], labels: Labels, suspects: Mapping[int, str] = MappingProxyType({})
 ) -> TextPort:
     """Port the hunks of one file; `suspects` are those (from 0) that are left to a human, and why."""
     alignment, located, found = _each(base, ours, tuple(hunks))

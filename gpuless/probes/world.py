@@ -29,10 +29,7 @@ class World:
     """A process group with its own store (default: one that it hosts), and the communicators made for it."""
 
     def __init__(
-        self,
-        backend: str = "classic",
-        timeout: datetime.timedelta = TIMEOUT,
-        store: TorchObject | None = None,
+        self, backend: str = "classic", timeout: datetime.timedelta = TIMEOUT, store: TorchObject | None = None
     ) -> None:
         self.store = store or dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
         before = fake.comms()

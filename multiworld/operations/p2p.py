@@ -166,12 +166,7 @@ def send_tensor(
 
 
 def recv_tensor(
-    engine: Engine,
-    group: GroupMembers,
-    src: int,
-    tag: int,
-    device: torch.device | str | None,
-    stream: bool = False,
+    engine: Engine, group: GroupMembers, src: int, tag: int, device: torch.device | str | None, stream: bool = False
 ) -> Operation:
     place = check_device(group, "recv_tensor", device)
     peer, key = _peer_and_key(group, "recv_tensor", "src", src, tag)

@@ -15,13 +15,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from multiworld.engine.engine import (
-    Compiled,
-    CompiledReceive,
-    CompiledSend,
-    Engine,
-    Outcome,
-)
+from multiworld.engine.engine import Compiled, CompiledReceive, CompiledSend, Engine, Outcome
 from multiworld.errors import BrokenWorldException, LossReason
 from multiworld.matching.operation import BatchOperation, Operation
 from multiworld.process import wake_ups

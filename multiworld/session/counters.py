@@ -7,15 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from multiworld.errors import PeerLost
-from multiworld.events import (
-    Event,
-    OwnStall,
-    PeerRecovered,
-    PeerSuspected,
-    WorldBroken,
-    WorldJoined,
-    WorldLeft,
-)
+from multiworld.events import Event, OwnStall, PeerRecovered, PeerSuspected, WorldBroken, WorldJoined, WorldLeft
 from multiworld.matching.histogram import Histogram, operation_histograms
 
 #: upper bounds of the buckets of joins, detections and outages, in seconds

@@ -45,11 +45,7 @@ class Member:
     """
 
     def __init__(
-        self,
-        owner: object,
-        session: Session,
-        source: StoreSource,
-        loop: asyncio.AbstractEventLoop | None,
+        self, owner: object, session: Session, source: StoreSource, loop: asyncio.AbstractEventLoop | None
     ) -> None:
         self.owner, self.source = owner, source
         self.name = session.name
@@ -76,11 +72,7 @@ class Member:
         self.forget()
 
     def renew(
-        self,
-        session: Session,
-        loop: asyncio.AbstractEventLoop | None,
-        departures: int,
-        wanted: Callable[[], bool],
+        self, session: Session, loop: asyncio.AbstractEventLoop | None, departures: int, wanted: Callable[[], bool]
     ) -> bool:
         """Take up the next generation, unless the world was left since ``departures``, or it is not wanted by now."""
         with self._lock:
