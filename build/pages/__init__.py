@@ -7,6 +7,8 @@ from typing import Any
 
 import jinja2
 
+from build.console import counted
+
 
 def render(template: str, **values: Any) -> str:  # noqa: ANN401 - a template shows any object
     """Return the page of a template beside this module, all in one file."""
@@ -21,10 +23,6 @@ def size(number: int) -> str:
     return f"{number / 1e3:.1f}\xa0kB"
 
 
-def count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def _asset(name: str) -> str:
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
@@ -36,5 +34,5 @@ _ENVIRONMENT = jinja2.Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_ENVIRONMENT.filters |= {"size": size, "count": count}
+_ENVIRONMENT.filters |= {"size": size, "counted": counted}
 _ENVIRONMENT.globals |= {"asset": _asset}
