@@ -18,7 +18,7 @@ from build.gpu.run import MANIFEST, PACKAGES
 from build.paths import REPO, atomic_write, sweep
 from build.process import uv_run
 from build.seals import sha256_of
-from build.wheels.archive import EPOCH
+from build.wheels.archive import write_member
 
 SCHEMA = 2
 #: Bytes that a bundle may have: what a machine without network is sent is limited, too.
@@ -98,10 +98,10 @@ def install(python: str, packages: Path) -> None:
 
 def _write(path: Path, manifest: Manifest, packages: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
-        _add(archive, "run.py", _START.encode(), 0o755)
-        _add(archive, MANIFEST, (json.dumps(asdict(manifest), indent=2) + "\n").encode())
+        write_member(archive, "run.py", _START.encode(), 0o755)
+        write_member(archive, MANIFEST, (json.dumps(asdict(manifest), indent=2) + "\n").encode())
         for name, file in (*_tracked(), *_installed(packages)):
-            _add(archive, name, file.read_bytes(), 0o755 if os.access(file, os.X_OK) else 0o644)
+            write_member(archive, name, file.read_bytes(), 0o755 if os.access(file, os.X_OK) else 0o644)
 
 
 def _tracked() -> Iterator[tuple[str, Path]]:
@@ -118,13 +118,6 @@ def _installed(packages: Path) -> Iterator[tuple[str, Path]]:
         name = file.relative_to(packages)
         if file.is_file() and name.parts[0] not in ("bin", ".lock"):
             yield f"{PACKAGES}/{name}", file
-
-
-def _add(archive: zipfile.ZipFile, name: str, data: bytes, mode: int = 0o644) -> None:
-    info = zipfile.ZipInfo(name, EPOCH)
-    info.compress_type = zipfile.ZIP_DEFLATED
-    info.external_attr = (0o100000 | mode) << 16
-    archive.writestr(info, data, compresslevel=9)
 
 
 def _check_size(path: Path, packages: Path) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from build.console import counted
 from build.errors import OverlayCheckError
 from build.overlay import touched
 from build.overlay.model import LIBRARIES, Check, Inputs, Object
 from build.overlay.runtime import beyond, ceiling
-from build.overlay.symbols import Table, build_id, demangle, exported, exports, names, scoped_name
+from build.overlay.symbols import Table, demangle, exported, exports, names, scoped_name
+from build.runtime.multiworld_torch_overlay._load import build_id
 
 #: Kind of symbol that is code: the linker keeps the code of one object file together.
 _TEXT = "T"
@@ -105,14 +105,6 @@ def _known(inputs: Inputs, unit: Object, own: Iterable[str]) -> bool:
         text = "" if unit.unit in inputs.changed else path.read_text(encoding="utf-8", errors="surrogateescape")
     functions = touched.read(text).functions
     return any(scoped_name(spelt)[1] in functions for spelt in demangle(own).values())
-
-
-def check_exports_nothing_new(inputs: Inputs, overlay: Path, units: Sequence[Object]) -> Check:
-    """List strong exports that stock does not have; they can only come from the patches and are not refused."""
-    stock = _exports(inputs, inputs.replaceable)
-    new = {name for name, item in exported(overlay).items() if item.strong and name not in stock}
-    spelt = sorted(demangle(new).values())
-    return Check("exports beyond stock", True, ", ".join(spelt) or f"none from {counted(len(units), 'unit')}")
 
 
 def check_age(inputs: Inputs, overlay: Path) -> Check:

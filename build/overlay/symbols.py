@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
-from elftools.elf.sections import NoteSection
 
 from build.errors import WheelError
 from build.process import run
@@ -180,21 +178,6 @@ def scoped_name(demangled: str) -> tuple[str, str]:
         plain = re.sub(r"<[^<>]*>", "", plain)
     scope, _, name = plain.split()[-1].rpartition("::")
     return scope.rpartition("::")[2], name
-
-
-def build_id(path: Path) -> str:
-    """Return the GNU build id of a library as hexadecimal digits, empty when it has none."""
-    try:
-        with path.open("rb") as stream:
-            for section in ELFFile(stream).iter_sections():
-                if isinstance(section, NoteSection):
-                    for item in section.iter_notes():
-                        # Other owners number their notes likewise.
-                        if item["n_type"] == "NT_GNU_BUILD_ID" and item["n_name"] == "GNU":
-                            return str(item["n_desc"])
-    except ELFError as error:
-        raise WheelError(f"{path.name} is not an ELF file", cause=str(error)) from None
-    return ""
 
 
 def run_path(path: Path) -> str:

@@ -68,6 +68,14 @@ class DigestedReader:
         return self._digest.hexdigest()
 
 
+def write_member(archive: zipfile.ZipFile, name: str, data: bytes, mode: int = 0o644) -> None:
+    """Write a file so that its bytes in the archive depend on name, data and mode alone."""
+    info = zipfile.ZipInfo(name, EPOCH)
+    info.compress_type = zipfile.ZIP_DEFLATED
+    info.external_attr = (0o100000 | mode) << 16
+    archive.writestr(info, data, compresslevel=9)
+
+
 class WheelWriter:
     """Writes one wheel, member by member, and its RECORD last."""
 
@@ -81,17 +89,11 @@ class WheelWriter:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
-            self._write(self._record, ("\n".join([*self._lines, f"{self._record},,"]) + "\n").encode(), 0o644)
+            write_member(self._zip, self._record, ("\n".join([*self._lines, f"{self._record},,"]) + "\n").encode())
         self._zip.close()
 
-    def _write(self, name: str, data: bytes, mode: int) -> None:
-        info = zipfile.ZipInfo(name, EPOCH)
-        info.compress_type = zipfile.ZIP_DEFLATED
-        info.external_attr = (0o100000 | mode) << 16
-        self._zip.writestr(info, data, compresslevel=9)
-
     def add(self, name: str, data: bytes, mode: int = 0o644) -> None:
-        self._write(name, data, mode)
+        write_member(self._zip, name, data, mode)
         self._lines.append(record_line(name, hashlib.sha256(data).digest(), len(data)))
 
     def carry(self, source: BinaryIO | DigestedReader, member: zipfile.ZipInfo, name: str, record: str) -> None:

@@ -17,8 +17,8 @@ from build.overlay import toolchain
 from build.overlay.closure import compiling
 from build.overlay.flags import COMMON
 from build.overlay.model import Inputs, Object
-from build.overlay.symbols import build_id
 from build.releases import OfficialWheel, Release, Unit
+from build.runtime.multiworld_torch_overlay._load import build_id
 from tests.build.overlay import little_sources as text
 
 PYTHON = ".".join(map(str, sys.version_info[:2]))

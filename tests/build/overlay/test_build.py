@@ -19,7 +19,8 @@ from build.overlay import checks
 from build.overlay.build import build_overlay
 from build.overlay.link import handler_registration
 from build.overlay.model import Inputs, Object, Overlay
-from build.overlay.symbols import build_id, needed, run_path
+from build.overlay.symbols import needed, run_path
+from build.runtime.multiworld_torch_overlay._load import build_id
 from tests.build.overlay import little as lt
 from tests.build.overlay.little import HIDDEN_CPP, NCCL_CPP, RECORDER_CPP, Little
 
