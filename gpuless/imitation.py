@@ -22,8 +22,9 @@ from elftools.elf.elffile import ELFFile
 
 from build import seals
 from build.errors import EnvironmentUnfitError
-from build.overlay.symbols import build_id, dynamic
+from build.overlay.symbols import dynamic
 from build.paths import cache
+from build.runtime.multiworld_torch_overlay._load import build_id
 from gpuless.subject import Subject, examine
 
 SOURCES = Path(__file__).resolve().parent / "native"
