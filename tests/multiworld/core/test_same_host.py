@@ -9,8 +9,6 @@ import os
 import resource
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,12 +18,14 @@ from typing import Any
 
 import pytest
 import torch
+from procs import cluster
 from table import members
 
 from multiworld import InvalidArgument, MultiWorld
 from multiworld.cli import doctor
 from multiworld.cli.nccl_checks import Verdict
 from multiworld.config import NetworkSettings
+from multiworld.lab.context import Context
 from multiworld.liveness import neighbour
 from multiworld.observe.status_file import StatusFile, read_all
 from multiworld.process.hub import Hub
@@ -153,31 +153,20 @@ def test_a_system_without_such_sockets_has_tcp(store: str, monkeypatch: pytest.M
         assert "other sockets are refused" in found.found
 
 
-ONE_MEMBER = """
-import sys, torch
-from multiworld import MultiWorld
-with MultiWorld() as mw:
-    rank = int(sys.argv[2])
-    world = mw.sync.join("w", rank, 2, store=sys.argv[1])
-    data = torch.full((100_000,), float(rank))
-    for _ in range(2):
-        for turn in range(2):
-            world.sync.send(data, 1 - rank) if turn == rank else world.sync.recv(data, 1 - rank)
-    print(*world.member.session.ways().values(), flush=True)
-    sys.stdin.read()
-"""
-
-
-@contextlib.contextmanager
-def member(store: str, rank: int, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """A member in a process of its own, that ends with its input."""
-    command = [sys.executable, "-c", ONE_MEMBER, store, str(rank)]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, env={**os.environ, **environment}, **pipes) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+def _member(context: Context, store: str, rank: int, environment: dict[str, str]) -> None:
+    """A member in a process of its own, which tells how its data went."""
+    os.environ.update(environment)
+    with MultiWorld() as mw:
+        world = mw.sync.join("w", rank, 2, store=store)
+        data = torch.full((100_000,), float(rank))
+        for _ in range(2):
+            for turn in range(2):
+                if turn == rank:
+                    world.sync.send(data, 1 - rank)
+                else:
+                    world.sync.recv(data, 1 - rank)
+        context.send([*world.member.session.ways().values()])
+        context.recv(240)
 
 
 @pytest.mark.parametrize(
@@ -185,22 +174,20 @@ def member(store: str, rank: int, **environment: str) -> Iterator[subprocess.Pop
 )
 def test_processes_on_one_host(store: str, environment: dict[str, str], way: str) -> None:
     """A member that turned it off has TCP."""
-    with member(store, 0) as first, member(store, 1, **environment) as second:
-        assert first.stdout is not None
-        assert second.stdout is not None
-        assert [first.stdout.readline().split(), second.stdout.readline().split()] == [[way], [way]]
+    with cluster() as c:
+        processes = [c.start(_member, store, 0, {}), c.start(_member, store, 1, environment)]
+        assert [process.recv() for process in processes] == [[way], [way]]
 
 
 def test_nothing_is_left_of_members_that_were_killed(store: str) -> None:
-    with member(store, 0) as first, member(store, 1) as second:
-        for process in (first, second):
-            assert process.stdout is not None
-            assert process.stdout.readline().split() == ["ring"]
-        names = {name for process in (first, second) for name in _names_of(process.pid)}
+    with cluster() as c:
+        processes = [c.start(_member, store, rank, {}) for rank in (0, 1)]
+        assert [process.recv() for process in processes] == [["ring"], ["ring"]]
+        names = {name for process in processes for name in _names_of(process.pid)}
         assert len(names) == 2
-        for process in (first, second):
-            process.send_signal(signal.SIGKILL)
-            process.wait(SECONDS)
+        for process in processes:
+            os.kill(process.pid, signal.SIGKILL)
+        assert [process.exit_code(SECONDS) for process in processes] == [-signal.SIGKILL] * 2
     assert not names & set(_named_sockets().values())
 
 
@@ -281,22 +268,23 @@ def test_top_says_how_data_goes(store: str, tmp_path: Path) -> None:
     assert status.lanes == "1 ring"
 
 
-def _forbid_memory() -> None:
-    """Let memory that is shared be no longer than this."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+def _how_data_goes(context: Context, environment: dict[str, str], has_memory: bool) -> str:
+    """What doctor finds; without memory, what is shared can be no longer than this."""
+    os.environ.update(environment)
+    if not has_memory:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+    return doctor._same_host().found
 
 
 @pytest.mark.parametrize(
-    ("environment", "before", "found"),
+    ("environment", "has_memory", "found"),
     [
-        ({}, None, "sockets without TCP, and shared memory for what is large"),
-        ({}, _forbid_memory, "sockets without TCP, and no shared memory: File too large"),
-        ({"MULTIWORLD_SAME_HOST": "tcp"}, None, "TCP between members on one host: MULTIWORLD_SAME_HOST says so"),
+        ({}, True, "sockets without TCP, and shared memory for what is large"),
+        ({}, False, "sockets without TCP, and no shared memory: File too large"),
+        ({"MULTIWORLD_SAME_HOST": "tcp"}, True, "TCP between members on one host: MULTIWORLD_SAME_HOST says so"),
     ],
     ids=["ring", "no memory", "off"],
 )
-def test_doctor_says_how_data_goes(environment: dict[str, str], before: Callable[[], None] | None, found: str) -> None:
-    command = [sys.executable, "-c", "from multiworld.cli import doctor; print(doctor._same_host().found)"]
-    process: dict[str, Any] = {"env": {**os.environ, **environment}, "preexec_fn": before}
-    done = subprocess.run(command, **process, capture_output=True, text=True, timeout=240, check=False)
-    assert done.stdout.strip() == found, done.stderr
+def test_doctor_says_how_data_goes(environment: dict[str, str], has_memory: bool, found: str) -> None:
+    with cluster() as c:
+        assert c.start(_how_data_goes, environment, has_memory).result() == found
