@@ -128,7 +128,7 @@ async def _rejoins(mw: MultiWorld, store: str) -> None:
 FAILURES: dict[str, Callable[[MultiWorld, str], Any]] = {
     "join": lambda mw, store: asyncio.run(_joins(mw, store)),
     "join, synchronous": lambda mw, store: mw.sync.join("other", 0, 2, store=store, join_timeout=0.2),
-    "join, no store": lambda mw, store: mw.sync.join("other", 0, 2, store=f"{store}/nowhere"),
+    "join, no store": lambda mw, store: mw.sync.join("other", 0, 2, store=f"{store}/nowhere", join_timeout=0.2),
     "rejoin": lambda mw, store: asyncio.run(_rejoins(mw, store)),
     "rejoin, synchronous": lambda mw, store: mw.sync.join("w", 0, 1, store=store).sync.rejoin(size=2, timeout=0.2),
 }
