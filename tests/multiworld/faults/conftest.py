@@ -23,8 +23,10 @@ Pools = Callable[[Kind], WorkerPool]
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """Three processes for each core where faults run alone: they wait for time to pass even more than others do."""
+    if not all(Path(each).absolute().is_relative_to(Path(__file__).parent) for each in config.args):
+        return None
     config.option.dist = "worksteal"
     return 3 * len(os.sched_getaffinity(0))
 
