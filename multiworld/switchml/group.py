@@ -105,11 +105,6 @@ class SwitchMLGroup(dist.ProcessGroup):  # type: ignore[misc]
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         return NAME
 
-    @property
-    def delegates(self) -> bool:
-        """True if this group has the switch."""
-        return self._lane is not None
-
     def allreduce(self, tensors: Any, opts: Any = None, **named: Any) -> Any:
         """Begin an all-reduce by the switch or by Gloo; takes what ``ProcessGroup.allreduce`` takes."""
         listed = [tensors] if isinstance(tensors, torch.Tensor) else tensors
