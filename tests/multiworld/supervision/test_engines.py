@@ -79,7 +79,6 @@ def _spawned(local: int, rank: int, store: str) -> None:
     __import__("supervised").main()
 
 
-@pytest.mark.nightly("torchrun, Slurm and a hand kill and start the same program in every run")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_killed_process_of_mp_spawn_is_started_again(mw: MultiWorld, tcp_store: str) -> None:
