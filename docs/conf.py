@@ -15,7 +15,7 @@ project = "multiworld"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 root_doc = "README"
 pages = {
-    "The package": "quickstart process-groups elastic supervision fault-model nccl threat-model metrics migration"
+    "The package": "quickstart process-groups from-torch from-torchft elastic supervision fault-model nccl threat-model metrics migration"
     " switchml"
     " reference",
     "Wheels": "/patches/nccl/README /patches/nccl/nccl2 any-patch porting full-build wheelhouse cluster"
