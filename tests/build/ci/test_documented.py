@@ -32,7 +32,6 @@ NOT_RUN = {
     "nox -s build-2.6.0 -- --full …": "needs the CUDA toolkit and hours; --plan runs",
     "nox -s regenerate-patch -- …": "needs a person or the trees of a user: tests/build/porting makes both",
     "python -m multiworld.switchml …": "needs the client library of SwitchML",
-    "python -m tests.build.cluster …": "measures for minutes; its rows are those of tests/build/cluster",
     "torchrun …": "needs the client library of SwitchML",
     "pip install multiworld": "pymultiworld, which is not this project's",
 }

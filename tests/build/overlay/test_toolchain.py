@@ -116,6 +116,6 @@ def test_a_real_full_tmpdir_is_not_the_codes_fault(tmp_path: Path) -> None:
     env = {**os.environ, "TMPDIR": str(small), "MULTIWORLD_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(REPO)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1, done.stderr
-    assert "the disk is full: the compiler cannot write" in done.stderr
+    assert "the disk is full: g++ cannot write" in done.stderr
     assert f"temporary files go to {small}" in done.stderr
     assert "set TMPDIR" in done.stderr
