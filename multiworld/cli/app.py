@@ -83,7 +83,7 @@ def doctor(as_json: Json = False) -> None:
 def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and repetitions: about a minute.")] = False,
     only: Annotated[
-        str, typer.Option(help="Comma-separated parts: ratios, detection, idle, isolation, rejoin, joins.")
+        str, typer.Option(help="Comma-separated parts: ratios, detection, idle, isolation, rejoin, joins, large.")
     ] = "",
     rounds: Annotated[int, typer.Option(min=3, help="Interleaved rounds per size and operation.")] = 15,
     as_json: Json = False,
