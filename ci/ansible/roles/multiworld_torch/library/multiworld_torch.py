@@ -195,9 +195,8 @@ class Host:
         try:
             lock.write_text(self.lock, encoding="utf-8")
             uv = self.cache / "uv-program"
-            subprocess.call(
-                [uv, "--version"], stdout=subprocess.DEVNULL
-            )  # raises for another architecture; shells go on
+            # It raises for another architecture, where a shell goes on.
+            subprocess.call([uv, "--version"], stdout=subprocess.DEVNULL)
             self.run(uv, "venv", "--allow-existing", "--python", sys.executable, folder)
             self.run(uv, "pip", "sync", "--preview-features", "pylock", "--python", folder / "bin" / "python", lock)
             found = self.healthy(folder)
