@@ -15,9 +15,8 @@ project = "multiworld"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 root_doc = "README"
 pages = {
-    "The package": "quickstart process-groups from-torch from-torchft elastic supervision fault-model nccl threat-model metrics migration"
-    " switchml"
-    " reference",
+    "The package": "quickstart process-groups from-torch from-torchft elastic supervision fault-model nccl threat-model"
+    " metrics migration switchml reference",
     "Wheels": "/patches/nccl/README /patches/nccl/nccl2 any-patch porting full-build wheelhouse cluster"
     " /patches/nccl/*/PORT",
     "Figures": "figures notes/engine notes/speed notes/nccl-speed notes/data-races notes/members-in-one-process"
