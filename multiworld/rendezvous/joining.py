@@ -8,10 +8,11 @@ that still wait move there. Two halves of a split world cannot both complete one
 from __future__ import annotations
 
 import contextlib
+import random
 import secrets
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -48,6 +49,8 @@ STORE_GRACE_SECONDS = 1.0
 ANSWER_GRACE_SECONDS = 0.3
 #: how long a newcomer with a rank waits for members that shrink or grow the world; they may all be dead
 ROSTER_SECONDS = 5.0
+#: how many members are looked at: each may take a second, and those that are lost for good have left the generation
+MOST_LOOKS = 8
 _OTHER_FILE = "pass the path of a file that every member can write, in a folder that exists"
 
 
@@ -370,9 +373,16 @@ class Rendezvous:
     def _alive(self, generation: int, rank: int, claim: Claim) -> bool:
         return alive(self._config.name, generation, rank, claim, self._config.network)
 
-    def _runs(self, claim: Claim) -> bool:
-        """Tell whether a member is there, in whatever generation."""
-        return presence(claim, ask=True, world=self._config.name, network=self._config.network) is Presence.HERE
+    def _some_run(self, members: Sequence[Claim]) -> bool:
+        """Tell whether members are there, in whatever generation: some of them are looked at. One that is still counts
+        as there at first: it may only be slow to answer."""
+        patient = time.monotonic() - self._started < max(ROSTER_SECONDS, self._config.heartbeat.lost_after)
+        for claim in random.sample(members, min(len(members), MOST_LOOKS)):
+            self._check_time()
+            seen = presence(claim, ask=True, world=self._config.name, network=self._config.network)
+            if seen is Presence.HERE or (seen is Presence.STILL and patient):
+                return True
+        return False
 
     def _check_protocol(self, generation: int, rank: int, claim: Claim) -> None:
         """See that a claimant speaks our protocol; one that does not may be dead, and its claim from before an

@@ -15,6 +15,7 @@ from multiworld.errors import RendezvousError
 from multiworld.process.join_threads import Pause, Steps
 from multiworld.rendezvous.agreement import PROBE_SECONDS, Agreement, Roll
 from multiworld.rendezvous.joining import (
+    ALIVE_CHECK_SECONDS,
     FIRST_PAUSE,
     LONGEST_PAUSE,
     STEP_SECONDS,
@@ -155,7 +156,7 @@ class Newcomer(Reassembly):
             if members:
                 knocked = newest
                 yield from self._wait_for_rank_0(newest, members[0])
-                if self._by_rank is not None and not any(map(self._runs, members)):
+                if self._by_rank is not None and not self._some_run(members):
                     raise Elsewhere
             elif self._by_rank is not None and self._by_rank == self._ledger.size(newest):
                 raise Elsewhere
@@ -177,16 +178,22 @@ class Newcomer(Reassembly):
             sock.setblocking(False)
             said = b""
             with contextlib.suppress(ConnectionError):
-                while data := (yield from self._more(sock)):
+                while data := (yield from self._more(sock, generation)):
                     said = (said + data)[:MAX_LINE]
             if said:
                 raise _refused(said)
 
-    def _more(self, sock: socket.socket) -> Steps[bytes]:
+    def _more(self, sock: socket.socket, generation: int) -> Steps[bytes]:
+        """Wait for what rank 0 says; nothing once others have gone on, of which a frozen rank 0 tells nothing."""
+        next_look = time.monotonic() + ALIVE_CHECK_SECONDS
         while True:
             self._check_time()
             with contextlib.suppress(BlockingIOError):
                 return sock.recv(MAX_LINE)
+            if time.monotonic() > next_look:
+                next_look += ALIVE_CHECK_SECONDS
+                if self._ledger.generation() != generation:
+                    return b""
             yield Pause(LONGEST_PAUSE, urgent=True)
 
 
@@ -198,10 +205,13 @@ class Replacement(Rendezvous):
     """
 
     def _after_sealed(self, sealed: int) -> int:
-        runs = list(map(self._runs, self._ledger.members(sealed)))
-        if self._ledger.roster(sealed) is None and (len(runs) != self._config.size or runs[self._config.rank]):
+        members, rank = self._ledger.members(sealed), self._config.rank
+        ours = self._ledger.roster(sealed) is None and (
+            len(members) != self._config.size or self._alive(sealed, rank, members[rank])
+        )
+        if ours:
             return super()._after_sealed(sealed)  # which refuses us
-        if any(runs):
+        if self._some_run(members):
             raise Elsewhere
         return self._ledger.advance(sealed)
 

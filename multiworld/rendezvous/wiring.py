@@ -411,7 +411,7 @@ def _await_others(
 ) -> Steps[None]:
     """Wait for those who dial us, and for the marks of those with whom we go on."""
     since, pause = time.monotonic(), FIRST_PAUSE
-    missing = set(dialler.claims) - {dialler.rank}
+    missing = {peer for peer in dialler.claims if peer != dialler.rank and not wires.lead_to(peer)}
     while True:
         with contextlib.suppress(queue.Empty):
             while True:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import secrets
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
@@ -33,7 +34,9 @@ def as_told(config: WorldConfig, resize: bool) -> Iterator[Way]:
 
 
 def as_it_is(config: WorldConfig) -> Iterator[Way]:
-    """The ways into a world that may have gone on without this rank, in turns."""
+    """The ways into a world that may have gone on without this rank, in turns; under an identity of its own, so that
+    nobody waits for an earlier attempt that was invited."""
+    config = replace(config, identity=secrets.token_hex(8))
     door = partial(Newcomer, by_rank=config.size), replace(config, rank=-1, size=0)
     return itertools.cycle(((Replacement, config), door))
 
