@@ -36,7 +36,6 @@ if sys.version_info < (3, 10):
 sys.path.insert(0, str(Path(__file__).resolve().parent / "checkout"))
 
 from build.gpu.run import main
-from build.process import uv_run
 
 sys.exit(main())
 '''

@@ -111,6 +111,13 @@ def test_markers_are_those_of_the_other_python(lock: Path, tmp_path: Path) -> No
     assert "old" in caught.value.cause
 
 
+def test_it_needs_nothing_of_the_tooling_to_begin(unpacked: Path) -> None:
+    command = [sys.executable, "-I", "-S", str(unpacked / "run.py"), "--help"]  # without the packages of this Python
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--out" in done.stdout
+
+
 @pytest.mark.slow
 def test_it_runs_without_network_and_says_that_nothing_is_shown(unpacked: Path, tmp_path: Path) -> None:
     """A row passes there, with a wheel that only the bundle has; its own rows are skipped loudly without a device."""
