@@ -232,8 +232,9 @@ void Core::drop(Operation& operation) {
   host_.dropped(operation);
 }
 
-// Its end comes later than it was told.
+// Its end comes later than it was told; after the core's own, it does not come.
 void Core::resume(const OperationRef& operation) {
+  if (ended_) return;
   operation->outcome = Outcome::pending;
   under_way_.emplace(operation.get(), operation);
 }

@@ -30,7 +30,9 @@ namespace {
   if (!(condition)) fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition), abort()
 
 constexpr uint64_t longest_message = 256;
+constexpr uint64_t longest_key = 2;  // of callers' messages; those of collectives' parts are greater
 constexpr int steps_of_input = 400;
+constexpr int steps_of_check = 16;  // to look at all operations after each step takes most of the time
 constexpr uint64_t bytes_of_step = 16 << 10;  // what one step may make the core take, besides payloads that it wants
 const std::string tail = "\x01\x02";
 
@@ -90,8 +92,10 @@ class Member : public Node {
       Header header = frames.front().header;
       std::string whole = payload(frames.front());
       CHECK(whole.size() == header.nbytes);
-      CHECK(header.flags != mode_tensor || whole.ends_with(tail));
-      CHECK(uniform(whole.data(), whole.size() - (header.flags == mode_tensor ? tail.size() : 0)));
+      bool of_tensor = header.flags == mode_tensor || header.flags == mode_device_tensor;
+      CHECK(!of_tensor || whole.ends_with(tail));
+      // What is said of a tensor on the device, its length and its shape, is not the caller's memory.
+      CHECK(header.flags == mode_device_tensor || uniform(whole.data(), whole.size() - (of_tensor ? tail.size() : 0)));
     }
     std::string written;
     write(peer, written);
@@ -105,6 +109,7 @@ class Member : public Node {
   }
   void settled(Operation& operation) override {
     CHECK(operation.done());
+    steps_.erase(&operation);
     if (!operation.id) return;
     Loan& loan = loans[operation.id - 1];
     CHECK(!loan.settled);
@@ -115,6 +120,10 @@ class Member : public Node {
   void launch(Operation& operation) override {
     CHECK(!operation.done() && operation.launched);
     if (operation.type == Operation::Type::receive) CHECK(static_cast<ReceiveOperation&>(operation).length);
+    if (auto step = steps_.find(&operation); step != steps_.end()) {  // all parts are there
+      for (auto& memory : step->second.memory) CHECK(uniform(memory.data(), memory.size()));
+      steps_.erase(step);
+    }
     Node::launch(operation);
   }
   void dropped(Operation& operation) override { CHECK(operation.withdrawn && !operation.done()); }
@@ -150,7 +159,25 @@ class Member : public Node {
   // Its caller goes on with the stream, before the backend is done.
   void enqueued(size_t place) {
     OperationRef operation = launches.at(place);
-    if (operation && !operation->withdrawn) core.over(*operation);
+    if (operation && !operation->withdrawn && !steps_.contains(operation.get())) core.over(*operation);
+  }
+  void over_on_backend(size_t place) {
+    if (!steps_.contains(launches.at(place).get())) over(place);
+  }
+  // A step of a collective that all agreed on: a part to and from each other member, in the owner's memory.
+  void exchange(size_t place, uint64_t size, char fill) {
+    auto whole = std::dynamic_pointer_cast<CollectiveOperation>(launches.at(place));
+    if (!whole || whole->done() || steps_.contains(whole.get()) || ended() || starved) return;
+    Step& step = steps_[whole.get()] = {whole, {}};
+    std::vector<Part> parts;
+    for (int peer : whole->ranks) {
+      for (bool receives : {true, false}) {
+        if (peer == 0) continue;
+        auto& memory = step.memory.emplace_back(size, fill);
+        parts.push_back({receives, peer, memory.data(), size});
+      }
+    }
+    core.exchange(whole, parts);
   }
   // A message on the device whose caller has left is copied, and kept, once it is there.
   void copy() {
@@ -199,6 +226,7 @@ class Member : public Node {
     }
     std::erase_if(woken_, [](const OperationRef& one) { return one.use_count() == 1; });
     for (auto& one : woken_) unfinished += !one->done();
+    for (auto& [operation, step] : steps_) unfinished += step.memory.size();
     CHECK(waiting <= core.under_way() && core.under_way() <= unfinished);
     CHECK(core.under_way() || !(core.gives_up() || core.needs(1) || core.needs(2)));
     CHECK(!cut || core.under_way() == 0);
@@ -210,6 +238,11 @@ class Member : public Node {
   std::deque<Loan> loans;
 
  private:
+  struct Step {
+    CollectiveRef whole;
+    std::vector<std::vector<char>> memory;
+  };
+
   void cut_off(int peer) {
     cut_.insert(peer);
     unwritten.erase(peer);
@@ -227,6 +260,7 @@ class Member : public Node {
   std::set<int> cut_;
   std::vector<std::pair<int, bool>> byes_;
   std::vector<OperationRef> woken_;
+  std::map<Operation*, Step> steps_;  // of collectives whose parts are under way
 };
 
 // One input, played.
@@ -241,8 +275,8 @@ class Game {
       after += member_.ended();
       step();
       hear();
-      member_.check();
       check_memory();
+      if (i % steps_of_check == 0) member_.check();
     }
     if (flag()) member_.end("over");
     member_.check();
@@ -359,7 +393,8 @@ class Game {
     switch (input_.byte() % 4) {
       case 0: return member_.enqueued(place);
       case 1: return member_.copy();
-      default: return member_.over(place);
+      case 2: return member_.exchange(place, length(), next_fill());
+      default: return member_.over_on_backend(place);
     }
   }
   // frames
@@ -377,7 +412,8 @@ class Game {
   void ask() {
     uint64_t key = this->key();
     switch (input_.byte() % 4) {
-      case 0: case 1: return begins({uint8_t(Kind::post), dtype(), mode(), asked_++, key, length()});
+      case 0: return begins({uint8_t(Kind::post), dtype(), mode(), asked_++, key, length()});
+      case 1: return begins({uint8_t(Kind::post), 0, mode_fixed, asked_++, part_.key, part_.nbytes});
       case 2: return begins({uint8_t(Kind::any), 0, 0, asked_++, key, 0});
       case 3: return begins({uint8_t(Kind::cancel), 0, 0, asked_ - input_.byte() % 4, key, 0});
     }
@@ -485,6 +521,7 @@ class Game {
       Kind kind = Kind(header.kind);
       if (kind == Kind::post) posts_[peer][header.seq] = header;
       if (kind == Kind::post) last_[0] = header.seq;
+      if (kind == Kind::post && header.key > longest_key) part_ = header;
       if (kind == Kind::any) last_[1] = header.seq;
       bool asks = kind == Kind::post || kind == Kind::cancel || kind == Kind::any || kind == Kind::offer;
       if (asks) said_[peer].push_back(header);
@@ -502,6 +539,7 @@ class Game {
   int peer_ = 1;
   char fill_ = 0;
   uint64_t allowed_ = 0;
+  Header part_{};  // the last post of a part of a collective
   uint32_t last_[2] = {0, 0};  // numbers of the last post, and of the last receive from any source
   std::map<int, std::map<uint32_t, Header>> posts_;
   std::map<int, std::deque<Header>> said_;  // by the core, and wants an answer
@@ -514,7 +552,7 @@ class Game {
 }  // namespace multiworld
 
 // Short stacks and little memory held back: speed.
-extern "C" const char* __asan_default_options() { return "quarantine_size_mb=16:malloc_context_size=6"; }
+extern "C" const char* __asan_default_options() { return "quarantine_size_mb=16:malloc_context_size=1"; }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   multiworld::Game(multiworld::Input(data, size)).play();
