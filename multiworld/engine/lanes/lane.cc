@@ -198,7 +198,10 @@ void Lane::write_out() {
     }
     if (backlog_.empty()) return;
     Rest& rest = backlog_.front();
-    if (rest.in_ring ? !fill_ring(rest) : !write_some(rest.span)) return;
+    uint64_t before = rest.span.size;
+    bool goes_on = rest.in_ring ? fill_ring(rest) : write_some(rest.span);
+    rest.begins &= rest.span.size == before;  // no frame of the lane's own comes into a part of a header
+    if (!goes_on) return;
     if (rest.span.size) continue;
     OperationRef done = std::move(rest.send);
     backlog_.pop_front();

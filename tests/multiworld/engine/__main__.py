@@ -20,6 +20,8 @@ from tests.multiworld.engine.compiled import SOURCES, compile_core
 from tests.multiworld.engine.model import play
 
 SANITIZED = ("-g", "-O1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all")
+#: `moody_kernel.h` stands between the engine and these.
+MOODY = [f"-Wl,--wrap={call}" for call in ("sendmsg", "send", "recvmsg", "epoll_wait")]
 #: Python and torch do not free all that they have at their end.
 CHECKS = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
 
@@ -42,7 +44,8 @@ def sources_of(*parts: str) -> list[str]:
 def stress(folder: Path, driver: str, parts: tuple[str, ...], sanitizers: str) -> None:
     """Run a program in which threads are at work on these parts of the engine, under these sanitizers."""
     made = folder / "stress"
-    compile_core(driver, made, "g++", *SANITIZED, f"-fsanitize={sanitizers}", "-pthread", *sources_of(*parts))
+    sources = [*MOODY, *sources_of(*parts)]
+    compile_core(driver, made, "g++", *SANITIZED, f"-fsanitize={sanitizers}", "-pthread", *sources)
     subprocess.run([str(made)], check=True, timeout=1200)
 
 

@@ -13,6 +13,7 @@
 #include <random>
 #include <set>
 
+#include "moody_kernel.h"
 #include "mover/engine.h"
 
 using namespace multiworld;
