@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from operator import methodcaller
 from typing import Any, TypeVar, cast
@@ -34,7 +34,7 @@ from multiworld.matching.send_receive import (
     refused_send,
 )
 
-T = TypeVar("T", bound=Operation)
+T = TypeVar("T", bound="Compiled")
 #: a message as the compiled part takes it: whether it is received, and on the device, peer, key, mode, dtype code,
 #: bytes, memory, what follows it
 _Message = tuple[bool, bool, int, int, int, int, int, int | bytes | Place | None, bytes | None]
@@ -463,25 +463,21 @@ class Engine(Registry):
             number = self._start_plain(True, peer, key, tensor)
             return None if not number else self._begun(CompiledReceive(self, name, (peer,), None, tensor, number))
 
-    def exchanged(self, name: str, number: int, seconds: float) -> None:
-        """Count a message that was exchanged in one call, which took ``seconds``, and let go of it."""
+    def exchanged(self, name: str, seconds: float) -> None:
+        """Count a plain message that was exchanged, which took ``seconds``."""
         with self.lock:
             self.counts[name] += 1
             self.latencies[name].observe(seconds)
-        self.take(number)
 
-    def adopt(self, name: str, number: list[int], peer: int, tensor: torch.Tensor) -> Compiled:
-        """Make an operation of a message that is not done yet, or not well; the caller's ``number`` is 0 from then on.
+    def adopt(self, operation: T, number: list[int]) -> T:
+        """Take in the operation of what is under way without one, or over, but not well. Without the lock.
 
-        Without the lock.
+        Args:
+            number: its caller's, which is 0 from then on.
         """
         with self.lock:
-            operation: Compiled
-            if name == "send":
-                operation = self._begun(CompiledSend(self, name, peer, None, tensor, number[0]))
-            else:
-                operation = self._begun(CompiledReceive(self, name, (peer,), None, tensor, number[0]))
-            number[0] = 0
+            self._begun(operation)
+            operation.number, number[0] = number[0], 0
             if self.failure is None:
                 operation.settle()
             else:
@@ -595,18 +591,17 @@ class Engine(Registry):
 
     # what happens in the compiled engine
 
-    def progress(self) -> None:
-        """Move what is ready, settle what has ended of it, and begin what is agreed on; in the event loop."""
-        if self.native is not None:
-            for number in self.native.progress():
-                operation = self._watched.get(number)
-                if operation is not None:
-                    operation.settle()
-                    self._watched.pop(number, None)
-            self.begin()
+    def settle(self, numbers: Iterable[int]) -> None:
+        """Settle what has ended of these, and begin what is agreed on; in the event loop."""
+        for number in numbers:
+            operation = self._watched.get(number)
+            if operation is not None:
+                operation.settle()
+                self._watched.pop(number, None)
+        self.begin()
 
     def watch(self, operation: Compiled) -> None:
-        """Settle an operation in ``progress`` once it is done; at once if it is."""
+        """Settle an operation in ``settle`` once it is done; at once if it is."""
         if operation.done or self.native is None:
             return
         self._watched[operation.number] = operation

@@ -52,6 +52,12 @@ def know_plain_tensors(
         _module.setup(dict.fromkeys(types, True), kind_of, kinds, CODES)
 
 
+def know_watchers(watchers: tuple[Callable[[], object], ...]) -> None:
+    """Tell the compiled module what says whether something in the calling thread has a say in what is done there."""
+    if _module is not None:
+        _module.setup_watchers(watchers)
+
+
 def _load() -> tuple[Any, str]:
     try:
         return importlib.import_module("multiworld._engine"), ""

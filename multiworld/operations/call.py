@@ -176,11 +176,13 @@ class Call(_Call):
     async def _wait(self, operation: Operation) -> None:
         operation.set_deadline(self._timeout)
         session = self._session
-        future = asyncio.get_running_loop().create_future()
-        with session.lock:
-            if not operation.attach(partial(session.bridge.resolve, future)):
-                return
         try:
+            if session.bridge.attend(operation):
+                return
+            future = asyncio.get_running_loop().create_future()
+            with session.lock:
+                if not operation.attach(partial(session.bridge.resolve, future)):
+                    return
             await future
         except asyncio.CancelledError:
             for held in self._withdrawn(operation):

@@ -15,12 +15,16 @@ from typing import Any, Final
 
 import torch
 
+from multiworld.engine.library import know_watchers
+
 _functorch: Final[Any] = getattr(torch._C, "_functorch", None)
 _dispatch_modes: Final[Callable[[], int]] = torch._C._len_torch_dispatch_stack
 _function_modes: Final[Callable[[], int]] = torch._C._len_torch_function_stack
 _inference: Final[Callable[[], bool]] = torch.is_inference_mode_enabled
 #: the innermost transform of torch.func that the calling thread is inside of; None outside of all
 transform: Final[Callable[[], Any]] = getattr(_functorch, "peek_interpreter_stack", lambda: None)
+# Where one of these says something, compiled code leaves the call to Python.
+know_watchers((_dispatch_modes, _function_modes, _inference, transform))
 
 
 def torch_modes_active() -> bool:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from multiworld.engine.engine import Compiled, CompiledReceive, CompiledSend, Engine, Outcome
 from multiworld.errors import BrokenWorldException, LossReason
@@ -23,6 +23,17 @@ from multiworld.process.torch_modes import torch_modes_active, without_torch_mod
 from multiworld.transport.descriptors import reserve
 from multiworld.transport.reactor import Reactor
 from multiworld.transport.sockets import made
+
+#: a plain message that has not ended after this many seconds becomes an operation with a deadline, which others can see
+PATIENCE: Final = 0.05
+
+
+#: what a loop runs next, and the descriptor that is readable when it has more to do
+Turn = tuple[Sequence[Any], int]
+#: of a loop that does not say so
+_UNKNOWN: Final[Turn] = (None,), -1
+#: of a thread that waits itself
+NO_LOOP: Final[Turn] = (), -2
 
 
 class _Happened(enum.IntEnum):
@@ -60,6 +71,10 @@ class Bridge:
         self._native = engine.native
         self._traffic: dict[int, tuple[int, int]] = {}
         self._reader = -1
+        #: what is awaited in ``ended``, by number, and since when
+        self._plain: dict[int, tuple[asyncio.Future[None], float]] = {}
+        self.turn = _UNKNOWN
+        self._looks = False  # whether the loop will look for those that wait for long
 
     def start(self) -> None:
         """Listen to the engine, once the session is whole."""
@@ -88,6 +103,16 @@ class Bridge:
             self._sleep(operation, seconds)
         return operation.done
 
+    def attend(self, operation: Operation) -> bool:
+        """Move the data for a moment, if the loop has nothing else to do; whether ``operation`` is done then."""
+        native, (ready, loop) = self._native, self.turn
+        if ready or native is None or not isinstance(operation, Compiled) or not operation.number:
+            return False
+        outcome = native.attend(operation.number, loop)
+        with _outside_of_modes(), self._owner.lock:
+            operation.take_over(*outcome)
+        return operation.done
+
     def _sleep(self, operation: Operation, seconds: float) -> None:
         """Wait for what others end: work of the backend, or the world."""
         ended = threading.Event()
@@ -100,7 +125,10 @@ class Bridge:
         """Let ``loop`` move the data from now on. From any thread."""
         if loop.is_closed():  # as if there was none: threads move it
             return
-        self._loop = loop
+        self._loop, self._looks = loop, False
+        self.turn = _UNKNOWN
+        with contextlib.suppress(AttributeError):  # those of asyncio itself have that
+            self.turn = loop._ready, loop._selector.fileno()  # type: ignore[attr-defined]
         if asyncio._get_running_loop() is loop:
             self._register()
         else:
@@ -122,15 +150,53 @@ class Bridge:
                 return
             self._reader = reserve.make(native.readable)
             loop.add_reader(self._reader, self._progress)
-        self._progress()  # for what has ended before
+        loop.call_soon(self._progress)  # for what has ended before
 
     def _progress(self) -> None:
+        """Move what is ready, and let who awaits what that ends go on; in a callback of the loop."""
+        native, woken, rest = None, [], []
         try:
-            with _outside_of_modes(), self._owner.lock:
-                self._engine.progress()
+            with self._owner.lock:
+                native = self._native
+                for number in () if native is None else native.progress():
+                    found = self._plain.get(number)
+                    rest.append(number) if found is None else woken.append(found[0])
+                if rest:
+                    with _outside_of_modes():
+                        self._engine.settle(rest)
         except BaseException:
             self._owner.interrupted("data was moved")  # what has ended is not told again
             raise
+        if len(woken) == 1 and not woken[0].done() and native.go_on(woken[0]):
+            return  # a turn of the loop earlier than by what it has scheduled
+        for future in woken:  # if that is interrupted, ``_look`` finds the others
+            wake_ups.settle(future)
+
+    async def ended(self, number: int, began: float) -> None:
+        """Await the end of a plain message or broadcast, or of the world; no longer than ``PATIENCE``."""
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        with self._owner.lock:
+            if self._native is None or self._engine.failure is not None:
+                return
+            self._plain[number] = future, began
+        if not self._looks:
+            self._looks = True
+            loop.call_later(PATIENCE, self._look)
+        try:
+            await future
+        finally:
+            self._plain.pop(number, None)
+
+    def _look(self) -> None:
+        """Let those who have waited for long go on the general way."""
+        self._looks, now = False, time.monotonic()
+        for future, began in tuple(self._plain.values()):
+            if (left := began + PATIENCE - now) > 0:
+                self._looks = True
+                asyncio.get_running_loop().call_later(left, self._look)
+                return
+            wake_ups.settle(future)
 
     def drain(self, peer: int) -> None:
         """Read what ``peer`` has sent, and settle what that ends."""
@@ -160,6 +226,8 @@ class Bridge:
     def stop(self, *, orderly: bool) -> None:
         """Read and write callers' memory no more; with ``orderly``, what was sent still goes out."""
         self._native.end(orderly)
+        for future, _ in tuple(self._plain.values()):
+            self.resolve(future)
 
     def shut(self, kept: Iterable[int]) -> dict[int, socket.socket]:
         """End the data connections, after ``stop``, but for those to ``kept``, as far as they are there: these are

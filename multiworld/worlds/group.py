@@ -15,7 +15,8 @@ from multiworld.errors import InvalidArgument
 from multiworld.operations import collectives, exchanges, objects, p2p
 from multiworld.operations.call import Call, GroupBase, SyncBase
 from multiworld.operations.p2p import P2P
-from multiworld.operations.plain_messages import exchange
+from multiworld.operations.plain_broadcast import broadcast_plain
+from multiworld.operations.plain_messages import exchange, exchange_awaited
 from multiworld.session.member import Member
 from multiworld.worlds.twins import WaitingCall, twin
 
@@ -140,6 +141,8 @@ class Group(GroupBase):
             PeerLost, OpTimeout, WorldClosed: the world is broken or closed.
             InvalidArgument: wrong rank, kind of tensor, layout or device.
         """
+        if await exchange_awaited(self, "send", tensor, dst, tag, timeout):
+            return
         with self._call(self, "send", timeout) as call:
             await call.done(p2p.send(call.engine, self, tensor, dst, tag, stream))
 
@@ -170,6 +173,8 @@ class Group(GroupBase):
             PeerLost, OpTimeout, WorldClosed: the world is broken or closed.
             InvalidArgument: as in ``send``.
         """
+        if src is not None and await exchange_awaited(self, "recv", tensor, src, tag, timeout):
+            return src
         with self._call(self, "recv", timeout) as call:
             source: int = await call.done(p2p.recv(call.engine, self, tensor, src, tag, stream))
         return source
@@ -262,6 +267,8 @@ class Group(GroupBase):
         self, tensor: torch.Tensor, src: int, *, stream: bool = False, timeout: float | None = None
     ) -> None:
         """``tensor`` of rank ``src`` to every rank's ``tensor``."""
+        if await broadcast_plain(self, self._call, tensor, src, timeout):
+            return
         with self._call(self, "broadcast", timeout) as call:
             await call.done(collectives.broadcast(call.engine, self, tensor, src, stream))
 

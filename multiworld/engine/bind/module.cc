@@ -3,6 +3,7 @@
 // Tensors are looked at as Python's own checks do; nothing of libtorch is used. What is not plain - of a kind that these
 // checks have seen to be plain, contiguous, of a dtype that has a code, in a storage that is there - is Python's to refuse or
 // to prepare. The lock of the interpreter is given up for all that may take time.
+#include <cstring>
 #include <ctime>
 #include <map>
 
@@ -18,7 +19,11 @@ namespace {
 
 // What `setup` was given, see there.
 PyObject *plain_types, *kind_of, *plain_kinds, *codes;
-enum Name { n_dtype, n_is_contiguous, n_data_ptr, n_nbytes, n_untyped_storage, n_resizable, n_count };
+// What `setup_watchers` was given.
+PyObject* watchers;
+enum Name {
+  n_dtype, n_is_contiguous, n_data_ptr, n_nbytes, n_untyped_storage, n_resizable, n_callbacks, n_remove, n_set_result, n_run, n_count
+};
 PyObject* names[n_count];
 
 struct EngineObject {
@@ -73,6 +78,17 @@ bool plain(PyObject* tensor, bool written, Plain& found) {
   return is;
 }
 
+// Whether a mode of the calling thread has a say in what is done; also true where that cannot be told.
+bool watched() {
+  for (Py_ssize_t i = 0, size = watchers ? PyTuple_Size(watchers) : 0; i < size; i++) {
+    Ref says(PyObject_CallFunctionObjArgs(PyTuple_GetItem(watchers, i), nullptr));
+    if (says && PyObject_IsTrue(says.get()) == 0) continue;
+    PyErr_Clear();
+    return true;
+  }
+  return false;
+}
+
 int64_t deadline(PyObject* seconds) {
   double patience = PyFloat_AsDouble(seconds);
   timespec now;
@@ -115,11 +131,33 @@ PyObject* outcome_of(Engine& engine, uint64_t id) {
 // the kinds that were seen to be plain, True for those on the CPU; the code of each dtype.
 PyObject* setup(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!count_is(count, 4)) return nullptr;
-  const char* texts[n_count] = {"dtype", "is_contiguous", "data_ptr", "nbytes", "untyped_storage", "resizable"};
+  const char* texts[n_count] = {"dtype", "is_contiguous", "data_ptr", "nbytes", "untyped_storage", "resizable",
+                                "_callbacks", "remove_done_callback", "set_result", "run"};
   for (int i = 0; i < n_count; i++) names[i] = PyUnicode_InternFromString(texts[i]);
   for (int i = 0; i < 4; i++) Py_IncRef(args[i]);
   plain_types = args[0], kind_of = args[1], plain_kinds = args[2], codes = args[3];
   return none();
+}
+
+// setup_watchers(functions): a tuple, see `watched`.
+PyObject* setup_watchers(PyObject*, PyObject* functions) {
+  Py_IncRef(functions);
+  watchers = functions;
+  return none();
+}
+
+// go_on(future): let the task that alone awaits a future of asyncio go on, in a callback of its loop; false if it is not so. In
+// compiled code, so that no signal handler runs where the task is told by nobody any more.
+PyObject* go_on(PyObject*, PyObject* future) {
+  Ref steps(PyObject_GetAttr(future, names[n_callbacks]));
+  if (!steps) return nullptr;
+  if (steps.get() == &_Py_NoneStruct || PyList_Size(steps.get()) != 1) return PyBool_FromLong(false);
+  PyObject *step, *context;
+  if (!PyArg_ParseTuple(PyList_GetItem(steps.get(), 0), "OO", &step, &context)) return nullptr;
+  Ref removed(PyObject_CallMethodObjArgs(future, names[n_remove], step, nullptr));
+  Ref set(removed ? PyObject_CallMethodObjArgs(future, names[n_set_result], &_Py_NoneStruct, nullptr) : nullptr);
+  Ref gone(set ? PyObject_CallMethodObjArgs(context, names[n_run], step, future, nullptr) : nullptr);
+  return gone ? PyBool_FromLong(true) : nullptr;
 }
 
 // answer_heartbeats(epoll, stop, ended): answer pings until `stop` is readable; descriptors, see `heartbeats.h`.
@@ -131,17 +169,23 @@ PyObject* heartbeats(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return none();
 }
 
-// start_tensor(receives, peer, key, tensor): the number of the operation; None if the tensor is not plain.
-PyObject* start_tensor(PyObject* self, PyObject* const* args, Py_ssize_t count) {
-  Engine* engine = engine_of(self);
-  if (!engine || !count_is(count, 4)) return nullptr;
+// A message as (receives, peer, key, tensor) say it; false if the tensor is not plain, or with an error set.
+bool plain_message(PyObject* const* args, Message& message) {
   bool receives = args[0] == &_Py_TrueStruct;
   int peer = int(PyLong_AsLong(args[1]));
   uint64_t key = number(args[2]);
-  if (PyErr_Occurred()) return nullptr;
   Plain tensor;
-  if (!plain(args[3], receives, tensor)) return none();
-  Message message{receives, false, peer, key, {mode_fixed, tensor.code, tensor.nbytes}, tensor.data, {}, true};
+  if (PyErr_Occurred() || !plain(args[3], receives, tensor)) return false;
+  message = {receives, false, peer, key, {mode_fixed, tensor.code, tensor.nbytes}, tensor.data, {}, true};
+  return true;
+}
+
+// start_tensor(receives, peer, key, tensor): the number of the operation; None if the tensor is not plain.
+PyObject* start_tensor(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  Engine* engine = engine_of(self);
+  Message message;
+  if (!engine || !count_is(count, 4)) return nullptr;
+  if (!plain_message(args, message)) return PyErr_Occurred() ? nullptr : none();
   return PyLong_FromUnsignedLongLong(unlocked([&] { return engine->start(message); }));
 }
 
@@ -151,19 +195,95 @@ PyObject* start_tensor(PyObject* self, PyObject* const* args, Py_ssize_t count) 
 PyObject* exchange(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   Engine* engine = reinterpret_cast<EngineObject*>(self)->engine->get();
   if (!count_is(count, 6)) return nullptr;
-  bool receives = args[1] == &_Py_TrueStruct, interrupted = false;
-  int peer = int(PyLong_AsLong(args[2]));
-  uint64_t key = number(args[3]);
+  bool interrupted = false;
   int64_t until = deadline(args[5]);
-  Plain tensor;
+  Message message;
   if (PyErr_Occurred()) return nullptr;
-  if (engine->forked() || !plain(args[4], receives, tensor)) return none();
-  Message message{receives, false, peer, key, {mode_fixed, tensor.code, tensor.nbytes}, tensor.data, {}, true};
+  if (engine->forked() || watched() || !plain_message(args + 1, message)) return PyErr_Occurred() ? nullptr : none();
   Outcome outcome = Outcome::pending;
   uint64_t id = unlocked([&] { return engine->exchange(message, until, &interrupted, &outcome); });
   if (!id) return none();
   if (PyList_SetItem(args[0], 0, PyLong_FromUnsignedLongLong(id)) < 0 || (interrupted && !heeded(*engine, id))) return nullptr;
   return PyBool_FromLong(outcome == Outcome::done);
+}
+
+bool ranks_of(PyObject* tuple, std::vector<int>& ranks) {
+  for (Py_ssize_t i = 0, size = PyTuple_Size(tuple); i < size; i++) {
+    ranks.push_back(int(PyLong_AsLong(PyTuple_GetItem(tuple, i))));
+  }
+  return !PyErr_Occurred();
+}
+
+// (ready, loop): the descriptor of an event loop that has nothing else to do, as `ready` is false; else -1.
+int loop_of(PyObject* const* args) { return PyObject_IsTrue(args[0]) == 0 ? int(PyLong_AsLong(args[1])) : -1; }
+
+// begin(number, receives, peer, key, tensor, ready, loop): begin to send or receive a tensor, whose end `progress` reports. Its
+// outcome; None if nothing was started. Its number goes into the list `number`, as with `exchange`.
+PyObject* begin(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  Engine* engine = reinterpret_cast<EngineObject*>(self)->engine->get();
+  if (!count_is(count, 7)) return nullptr;
+  int loop = loop_of(args + 5);
+  Message message;
+  if (PyErr_Occurred()) return nullptr;
+  if (engine->forked() || watched() || !plain_message(args + 1, message)) return PyErr_Occurred() ? nullptr : none();
+  Outcome outcome = Outcome::pending;
+  uint64_t id = unlocked([&] { return engine->begin(message, loop, &outcome); });
+  if (!id) return none();
+  if (PyList_SetItem(args[0], 0, PyLong_FromUnsignedLongLong(id)) < 0) return nullptr;
+  return PyLong_FromLong(long(outcome));
+}
+
+// Copy what rank `root` has sent with a broadcast of one length: its outcome, which is not done for what Python has to refuse.
+Outcome absorb(Engine& engine, uint64_t id, int root, const Plain& to) {
+  Outcome outcome = Outcome::pending;
+  OperationRef operation = engine.look(id, &outcome);
+  if (!operation || outcome != Outcome::done) return outcome;
+  auto& heard = static_cast<CollectiveOperation&>(*operation).heard;
+  auto said = heard.find(root);
+  if (said == heard.end()) return outcome;  // it is our own
+  if (said->second.payload.size() != to.nbytes) return Outcome::mismatch;
+  memcpy(to.data, said->second.payload.data(), to.nbytes);
+  return outcome;
+}
+
+// The longest payload that travels with a fingerprint, to all members together; see `matching/collective_plan.py`.
+constexpr uint64_t inline_bytes = 512 * 1024;
+
+// broadcast(number, group, ranks, digest, root, us, tensor, ready, loop): as `begin`, of a broadcast. `root` and `us` are places in
+// `ranks`.
+PyObject* broadcast(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  Engine* engine = reinterpret_cast<EngineObject*>(self)->engine->get();
+  std::vector<int> ranks;
+  if (!count_is(count, 9) || !ranks_of(args[2], ranks)) return nullptr;
+  uint64_t group = number(args[1]), digest = number(args[3]);
+  int32_t root = int(PyLong_AsLong(args[4])), us = int(PyLong_AsLong(args[5]));
+  int loop = loop_of(args + 7);
+  Plain tensor;
+  if (PyErr_Occurred()) return nullptr;
+  if (engine->forked() || watched() || !plain(args[6], us != root, tensor)) return none();
+  if (!tensor.nbytes || tensor.nbytes * (ranks.size() - 1) > inline_bytes) return none();
+  constexpr uint8_t kind = 1, no_reduction = 255, with_fingerprint = 1;
+  std::string fingerprint(24, 0);
+  uint8_t facts[] = {kind, tensor.code, no_reduction, with_fingerprint};
+  memcpy(&fingerprint[0], &digest, 8), memcpy(&fingerprint[8], facts, 4), memcpy(&fingerprint[12], &root, 4);
+  memcpy(&fingerprint[16], &tensor.nbytes, 8);
+  std::vector<Span> outgoing(us == root ? ranks.size() : 0, Span{tensor.data, tensor.nbytes});
+  Outcome outcome = Outcome::pending;
+  uint64_t id = unlocked([&] { return engine->begin(group, ranks, fingerprint, outgoing, loop, &outcome); });
+  if (!id) return none();
+  if (PyList_SetItem(args[0], 0, PyLong_FromUnsignedLongLong(id)) < 0) return nullptr;
+  return PyLong_FromLong(long(outcome == Outcome::done ? absorb(*engine, id, ranks[root], tensor) : outcome));
+}
+
+// broadcasted(number, root, tensor): the outcome of a broadcast from that world rank, which is in the tensor if it is done.
+PyObject* broadcasted(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  Engine* engine = engine_of(self);
+  if (!engine || !count_is(count, 3)) return nullptr;
+  uint64_t id = number(args[0]);
+  int root = int(PyLong_AsLong(args[1]));
+  Plain tensor;
+  if (PyErr_Occurred()) return nullptr;
+  return PyLong_FromLong(long(plain(args[2], false, tensor) ? absorb(*engine, id, root, tensor) : Outcome::mismatch));
 }
 
 // Memory on the device as Python says it: (address, event), or None for what Python begins.
@@ -218,13 +338,6 @@ PyObject* start_all(PyObject* self, PyObject* said) {
     if (!message_of(PyList_GetItem(said, Py_ssize_t(i)), messages[i])) return nullptr;
   }
   return list_of(unlocked([&] { return engine->start(messages); }));
-}
-
-bool ranks_of(PyObject* tuple, std::vector<int>& ranks) {
-  for (Py_ssize_t i = 0, size = PyTuple_Size(tuple); i < size; i++) {
-    ranks.push_back(int(PyLong_AsLong(PyTuple_GetItem(tuple, i))));
-  }
-  return !PyErr_Occurred();
 }
 
 // start_any(peers, key, mode, dtype, nbytes, memory): an address, or on the device see `place_of`.
@@ -296,6 +409,17 @@ PyObject* wait_for(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   uint64_t id = number(args[0]);
   int64_t until = deadline(args[1]);
   if (PyErr_Occurred() || !waited(*engine, id, until)) return nullptr;
+  return outcome_of(*engine, id);
+}
+
+// attend(number, loop): wait for a moment in an event loop that has nothing else to do, see `Engine::attend`; as `wait`.
+PyObject* attend(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  Engine* engine = engine_of(self);
+  if (!engine || !count_is(count, 2)) return nullptr;
+  uint64_t id = number(args[0]);
+  int loop = int(PyLong_AsLong(args[1]));
+  if (PyErr_Occurred()) return nullptr;
+  unlocked([&] { return engine->attend(id, loop), 0; });
   return outcome_of(*engine, id);
 }
 
@@ -617,12 +741,17 @@ PyMethodDef engine_methods[] = {
     FAST("begin_at", begin_at),
     FAST("start_tensor", start_tensor),
     FAST("exchange", exchange),
+    FAST("begin", begin),
+    PLAIN("go_on", go_on, METH_O),
+    FAST("broadcast", broadcast),
+    FAST("broadcasted", broadcasted),
     PLAIN("start", start, METH_O),
     PLAIN("start_all", start_all, METH_O),
     FAST("start_any", start_any),
     FAST("collective", collective),
     FAST("parts", parts),
     FAST("wait", wait_for),
+    FAST("attend", attend),
     PLAIN("outcome", of<outcome_of>, METH_O),
     PLAIN("received", of<received>, METH_O),
     PLAIN("take", of<take>, METH_O),
@@ -666,6 +795,7 @@ PyType_Spec engine_spec = {"multiworld._engine.Engine", sizeof(EngineObject), 0,
 
 PyMethodDef functions[] = {
     FAST("setup", setup),
+    PLAIN("setup_watchers", setup_watchers, METH_O),
     FAST("answer_heartbeats", heartbeats),
     FAST("reduce", reduce_memory),
     PLAIN("shared_memory_error", shared_memory_error, METH_NOARGS),

@@ -30,6 +30,9 @@ constexpr int64_t look_around_ns = 1'000'000'000;
 // And so much of one is read at once where it is wanted soon.
 constexpr uint64_t drained_bytes = 8 << 20;
 constexpr int most_events = 16;
+// An event loop that has nothing else to do waits so long for an operation without a turn, and so often between two turns.
+constexpr int64_t attendance_ns = 900'000;
+constexpr int most_peeks = 16;
 constexpr uint32_t slot_bits = 24;
 // The longest value that sets up a backend.
 constexpr uint64_t max_value_bytes = 1 << 20;
@@ -156,7 +159,7 @@ void Engine::begin_at(int peer, const std::string& ours, const std::string& thei
 
 // ---- starts
 
-OperationRef Engine::begin(const Message& message) {
+OperationRef Engine::made(const Message& message) {
   if (message.receives) {
     bool borrowed = message.data || message.signature.mode == mode_device;
     return core_.receive(message.peer, message.key, message.signature, message.data, borrowed, message.on_device,
@@ -172,7 +175,7 @@ OperationRef Engine::begin(const Message& message) {
 
 uint64_t Engine::start(const Message& message) {
   Locked lock(*this);
-  return take_up(begin(message));
+  return take_up(made(message));
 }
 
 std::vector<uint64_t> Engine::start(const std::vector<Message>& messages) {
@@ -185,7 +188,7 @@ std::vector<uint64_t> Engine::start(const std::vector<Message>& messages) {
     for (Lane* lane : held) lane->release(), watch(*lane);
   };
   try {
-    for (auto& message : messages) ids.push_back(take_up(begin(message)));
+    for (auto& message : messages) ids.push_back(take_up(made(message)));
   } catch (...) {
     let_out();
     throw;
@@ -250,7 +253,7 @@ void Engine::let_go(Slot& slot) {
 uint64_t Engine::exchange(const Message& message, int64_t until, bool* interrupted, Outcome* outcome) {
   Locked lock(*this);
   if (ended_ || said_bye_) return 0;
-  uint64_t id = take_up(begin(message));
+  uint64_t id = take_up(made(message));
   wait(lock, id, until, interrupted);
   Slot* slot = find(id);
   *outcome = slot ? slot->operation->outcome : Outcome::pending;
@@ -262,7 +265,7 @@ bool Engine::wait(uint64_t id, int64_t until, bool* interrupted) {
   return wait(lock, id, until, interrupted);
 }
 
-bool Engine::wait(Locked& lock, uint64_t id, int64_t until, bool* interrupted) {
+bool Engine::wait(Locked& lock, uint64_t id, int64_t until, bool* interrupted, int loop) {
   Slot* slot = find(id);
   if (!slot) return true;
   auto over = [&] {
@@ -275,11 +278,11 @@ bool Engine::wait(Locked& lock, uint64_t id, int64_t until, bool* interrupted) {
     int64_t now = now_ns(), left = std::min(until, look_around) - now;
     // A signal that comes between two system calls interrupts neither.
     *interrupted = now >= look_around;
-    if (left <= 0) break;
+    if (left <= 0 || (leader_ && loop >= 0)) break;
     if (leader_) {
       follow(lock, *slot, left, interrupted);
     } else {
-      lead(lock, *slot, left, interrupted);
+      lead(lock, *slot, left, interrupted, loop);
     }
   }
   if (find(id)) slot->waiting = false;
@@ -290,16 +293,19 @@ bool Engine::wait(Locked& lock, uint64_t id, int64_t until, bool* interrupted) {
   return ended;
 }
 
-void Engine::lead(Locked& lock, Slot& slot, int64_t patience_ns, bool* interrupted) {
+void Engine::lead(Locked& lock, Slot& slot, int64_t patience_ns, bool* interrupted, int loop) {
   epoll_event events[most_events];
+  pollfd both[] = {{epoll_, POLLIN, 0}, {loop, POLLIN, 0}};
+  int patience_ms = int(patience_ns / 1'000'000) + 1;
   leader_ = &slot;
   listen(false);
   lock.unlock();
-  int count = epoll_wait(epoll_, events, most_events, int(patience_ns / 1'000'000) + 1);
+  int count = loop < 0 ? 0 : poll(both, 2, patience_ms);
+  if (count >= 0) count = epoll_wait(epoll_, events, most_events, loop < 0 ? patience_ms : 0);
   int error = errno;
   lock.lock();
   leader_ = nullptr;
-  *interrupted = count < 0 && error == EINTR;
+  *interrupted = (count < 0 && error == EINTR) || both[1].revents;
   if (kicked_) epoll_ctl(epoll_, EPOLL_CTL_DEL, host_, nullptr);
   kicked_ = false;
   serving_ = &slot;
@@ -554,14 +560,63 @@ void Engine::adopt(Slot& slot, std::vector<Flown>& flown) {
   flown.push_back({slot.id, slot.operation->peer, adopted == Adopted::dropped});
 }
 
+uint64_t Engine::begin(const Message& message, int loop, Outcome* outcome) {
+  Locked lock(*this);
+  return ended_ || said_bye_ ? 0 : begun(lock, made(message), loop, outcome);
+}
+
+uint64_t Engine::begin(uint64_t group, std::vector<int> ranks, std::string fingerprint, const std::vector<Span>& outgoing, int loop,
+                       Outcome* outcome) {
+  Locked lock(*this);
+  if (ended_ || said_bye_) return 0;
+  return begun(lock, core_.collective(group, std::move(ranks), std::move(fingerprint), false, outgoing), loop, outcome);
+}
+
+uint64_t Engine::begun(Locked& lock, const OperationRef& operation, int loop, Outcome* outcome) {
+  uint64_t id = take_up(operation);
+  if (!attend(lock, id, loop) && !operation->done()) peek();
+  *outcome = operation->outcome;
+  if (Slot* slot = find(id); slot && loop != for_thread && !operation->done()) be_told(*slot);
+  return id;
+}
+
+void Engine::attend(uint64_t id, int loop) {
+  Locked lock(*this);
+  attend(lock, id, loop);
+}
+
+bool Engine::attend(Locked& lock, uint64_t id, int loop) {
+  if (loop < 0 || leader_ || peeks_ >= most_peeks) return false;
+  bool interrupted = false;
+  peeks_++;
+  wait(lock, id, now_ns() + attendance_ns, &interrupted, loop);
+  return true;
+}
+
 bool Engine::notify(uint64_t id) {
   Locked lock(*this);
   Slot* slot = find(id);
+  if (slot && !slot->operation->done()) peek();
   if (!slot || slot->operation->done()) return false;
-  notified_ += !slot->notify;
-  slot->notify = true;
-  if (!leader_) listen(true);
+  be_told(*slot);
   return true;
+}
+
+void Engine::be_told(Slot& slot) {
+  notified_ += !slot.notify;
+  slot.notify = true;
+  if (!leader_) listen(true);
+  if (!owed_.empty()) ring_loop();
+}
+
+// Move what is there already, for one that would else be waited for; some times between two turns of the event loop, which has
+// others to serve.
+void Engine::peek() {
+  if (leader_ || loop_ < 0 || peeks_ >= most_peeks) return;
+  peeks_++, turns_++;
+  epoll_event events[most_events];
+  serve(events, epoll_wait(epoll_, events, most_events, 0));
+  if (!owed_.empty()) ring_loop();
 }
 
 std::vector<uint64_t> Engine::progress() {
@@ -569,12 +624,14 @@ std::vector<uint64_t> Engine::progress() {
   epoll_event events[most_events];
   in_progress_ = true;
   turns_++;
+  peeks_ = 0;
   serve(events, epoll_wait(epoll_, events, most_events, 0));
   in_progress_ = false;
   if (rung_) set(loop_, host_, 0);
   rung_ = false;
   std::vector<uint64_t> done;
   done.swap(done_);
+  if (!owed_.empty()) done.push_back(0);
   return done;
 }
 
@@ -618,10 +675,15 @@ void Engine::report(Slot& slot) {
   if (std::exchange(slot.notify, false)) {
     notified_--;
     done_.push_back(slot.id);
-    if (!in_progress_ && !rung_) set(loop_, host_, EPOLLOUT);
-    rung_ |= !in_progress_;
+    if (!in_progress_) ring_loop();
   }
   wake(slot);
+}
+
+// Let the event loop call `progress`.
+void Engine::ring_loop() {
+  if (!rung_) set(loop_, host_, EPOLLOUT);
+  rung_ = true;
 }
 
 // Let the thread that waits for it look.

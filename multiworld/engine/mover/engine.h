@@ -124,9 +124,18 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Wire, 
   // Let the owner hear the end of one that was launched without it, or for 0 of all; what has ended well is done.
   std::vector<Flown> adopt(uint64_t id);
 
-  // For an event loop: report the end of `id` in `progress`. False if it is done already.
+  // For an event loop: report the end of `id` in `progress`. False if it is done already, or by what has come by now.
   bool notify(uint64_t id);
-  // Move what is ready; the operations that are done since.
+  // Start a message for an event loop, as `notify` does. 0 if nothing is started any more.
+  // `loop` is as for `attend`; or -1; or `for_thread`, which calls `wait`.
+  static constexpr int for_thread = -2;
+  uint64_t begin(const Message& message, int loop, Outcome* outcome);
+  // The same for a collective whose payloads travel with the fingerprints.
+  uint64_t begin(uint64_t group, std::vector<int> ranks, std::string fingerprint, const std::vector<Span>& outgoing, int loop,
+                 Outcome* outcome);
+  // Wait for a moment, for an event loop that has nothing else to do, until `id` is done or `loop`, its descriptor, readable.
+  void attend(uint64_t id, int loop);
+  // Move what is ready; the operations that are done since, and 0 if something is owed.
   std::vector<uint64_t> progress();
   // Readable when `progress` has something to do: threads have completed what it awaits, or something came on lanes, and
   // no thread is soon there to see to that. Made when it is first asked for.
@@ -181,8 +190,8 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Wire, 
   };
   class Locked;
 
-  OperationRef begin(const Message& message);
-  bool wait(Locked& lock, uint64_t id, int64_t until, bool* interrupted);
+  OperationRef made(const Message& message);
+  bool wait(Locked& lock, uint64_t id, int64_t until, bool* interrupted, int loop = -1);
   uint64_t take_up(const OperationRef& operation);
   Slot* find(uint64_t id);
   void let_go(Slot& slot);
@@ -193,7 +202,12 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Wire, 
   void has_begun(Slot& slot);
   void wake(Slot& slot);
   void report(Slot& slot);
-  void lead(Locked& lock, Slot& slot, int64_t patience_ns, bool* interrupted);
+  void ring_loop();
+  void peek();
+  uint64_t begun(Locked& lock, const OperationRef& operation, int loop, Outcome* outcome);
+  void be_told(Slot& slot);
+  bool attend(Locked& lock, uint64_t id, int loop);
+  void lead(Locked& lock, Slot& slot, int64_t patience_ns, bool* interrupted, int loop);
   void follow(Locked& lock, Slot& slot, int64_t patience_ns, bool* interrupted);
   void pass_the_lead();
   void be_guarded();
@@ -241,6 +255,7 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Wire, 
   int loop_ = -1;  // wakes the event loop: an epoll of the two others
   int host_ = -1;  // wakes the owner
   bool in_progress_ = false, kicked_ = false, rung_ = false;
+  int peeks_ = 0;          // since `progress`
   bool listens_ = false;   // the event loop to what comes on lanes
   uint64_t notified_ = 0;  // operations that it awaits
   // Something for a peer is not written, or the loop does not listen; false only once the guard has seen that.

@@ -76,7 +76,8 @@ def test_rejoin_a_hundred_times_leaves_nothing_behind(tcp_store: str) -> None:
             # generation would be hundreds.
             assert late[0] <= early[0] + 10
             assert late[1] <= early[1]
-    # Generation, size, sealed, two claims, three for the list of worlds; where members agree by counters, what each takes.
+    # Generation, size, sealed, two claims, three for the list of worlds; where members agree by counters, what each
+    # takes.
     assert client.num_keys() <= (8 if hasattr(dist.Store, "check") else 22)
 
 

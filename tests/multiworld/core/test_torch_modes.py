@@ -139,9 +139,12 @@ def _in_transforms(context: Context, store: str, rank: int) -> float:
     with MultiWorld() as mw:
         w = mw.sync.join("w", rank, 2, store=store, op_timeout=60)
         captured = torch.ones(3)
+        w.sync.all_reduce(captured)  # it is known to be plain from here on
 
         def function(x: torch.Tensor) -> torch.Tensor:
             for call in (
+                lambda: w.sync.broadcast(captured, 0),
+                lambda: w.sync.send(captured, 1 - rank),
                 lambda: w.sync.all_reduce(captured),
                 lambda: w.sync.recv_tensor(1 - rank),
                 lambda: w.sync.send_object(1, 1 - rank),

@@ -30,6 +30,7 @@ constexpr int keys = 5;
 constexpr uint64_t sizes[] = {8, 8, 64, 5'000, 300'000};
 
 std::atomic<bool> failed{false};
+const int bell = eventfd(0, EFD_NONBLOCK);  // readable when an event loop has more to do
 
 int64_t in_us(int64_t us) {
   timespec time;
@@ -50,6 +51,7 @@ Outcome taken(Engine& engine, uint64_t id) {
 
 bool finish(Engine& engine, uint64_t id, int64_t patience_us, Outcome& outcome) {
   bool interrupted = false;
+  if (id >> 24 & 1) engine.attend(id, bell);
   if (engine.wait(id, in_us(patience_us), &interrupted)) {
     outcome = taken(engine, id);
     return true;
@@ -283,7 +285,12 @@ int main(int count, char** args) {
   }
   std::atomic<bool> over{false};
   std::thread loop([&] {
-    while (!over) a.progress(), b.progress(), usleep(500);
+    uint64_t count = 1;
+    while (!over) {
+      a.progress(), b.progress(), usleep(250);
+      check(write(bell, &count, sizeof count) == sizeof count, "the bell cannot be rung"), usleep(250);
+      check(read(bell, &count, sizeof count) == sizeof count, "the bell was not rung");
+    }
   });
   for (auto& thread : threads) thread.join();
   over = true;

@@ -432,6 +432,52 @@ def test_an_event_loop_awaits_many_operations(two: Two) -> None:
     assert [one.item() for one in got] == list(map(float, range(64)))
 
 
+@pytest.mark.parametrize("idle", [True, False])
+def test_what_comes_at_once_leaves_turns_to_others_of_the_loop(two: Two, idle: bool) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        turn = ((), ours.fileno()) if idle else ((None,), -1)
+        two.a.readable()
+        for _ in range(2):
+            outcomes, numbers = [], []
+            while not outcomes or outcomes[-1] == DONE:
+                start_recv(two.b, 0, 7, torch.zeros(1))  # the post is in the socket
+                numbers.append([0])
+                outcomes.append(two.a.begin(numbers[-1], False, 1, 7, torch.ones(1), *turn))
+                assert len(outcomes) < 100
+            assert (len(outcomes), outcomes[-1]) == (17, PENDING)
+            assert two.a.progress() == numbers[-1]  # it is told, and the next ones may be looked for again
+
+
+def test_a_task_goes_on_in_the_callback_that_ends_what_it_alone_awaits(two: Two) -> None:
+    async def order(awaits: int) -> tuple[bool, list[str]]:
+        loop, order = asyncio.get_running_loop(), []
+        future = loop.create_future()
+
+        async def go_on() -> None:
+            await future
+            order.append("the task")
+
+        def end() -> None:
+            went = two.a.go_on(future)
+            order.append("the callback")
+            told.set_result(went)
+
+        tasks = [loop.create_task(go_on()) for _ in range(awaits)]
+        await asyncio.sleep(0)
+        told = loop.create_future()
+        loop.call_soon(end)
+        went = await told
+        if not went:
+            future.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return went, order
+
+    assert asyncio.run(order(1)) == (True, ["the task", "the callback"])
+    for awaits in (0, 2):
+        assert asyncio.run(order(awaits)) == (False, ["the callback"])
+
+
 def readable(engine: Any, seconds: float = 0.0) -> bool:
     """Tell whether an event loop would have something to do."""
     return bool(select.select([engine.readable()], [], [], seconds)[0])
@@ -475,7 +521,9 @@ def test_a_loop_that_awaits_something_listens_though_threads_wait_now_and_then(b
         number = start_recv(bare.a, 1, key, got)
         assert bare.a.notify(number)
         bare.peer.recv(HEADER.size)
-        if not thread_first:
+        if thread_first:
+            bare.peer.sendall(frame(Kind.POST, dtype=7, seq=1, key=8, nbytes=4))
+        else:
             received_in_a_thread(bare)
         assert readable(bare.a)
         bare.a.progress()
