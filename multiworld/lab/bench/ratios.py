@@ -48,8 +48,8 @@ def _compare(pair: list[Worker], name: str, nbytes: int, turns: int, rounds: int
 def figures(comparisons: tuple[Comparison, ...]) -> list[Figure]:
     found = []
     for row in comparisons:
-        if row.operation.startswith("round trip") and row.nbytes in (4, 400_000):
-            limit = 1.5 if row.nbytes == 4 else 1.05
+        if row.operation.startswith("round trip") and row.nbytes <= 400_000:
+            limit = 0.45 if row.operation.endswith("(sync)") and row.nbytes <= 4_000 else 0.65
             text = f"{row.ratio.text} x; p50 {row.world.p50 * 1e6:,.0f} us, plain {row.plain.p50 * 1e6:,.0f} us"
             name = f"{row.operation}, {row.nbytes:,} bytes, p50"
             found.append(judged(name, f"<= {limit} x plain", text, row.ratio.value <= limit, **row.as_json()))
@@ -59,5 +59,5 @@ def figures(comparisons: tuple[Comparison, ...]) -> list[Figure]:
             interval = f"[{1 / row.ratio.high:.3f}, {1 / row.ratio.low:.3f}]"
             text = f"{ratio:.3f} {interval} x; {rates[0]:.2f} GB/s, plain {rates[1]:.2f} GB/s"
             name = f"{row.operation}, {row.nbytes:,} bytes, throughput"
-            found.append(judged(name, ">= 0.97 x plain", text, ratio >= 0.97, **row.as_json()))
+            found.append(judged(name, ">= 2 x plain", text, ratio >= 2, **row.as_json()))
     return found
