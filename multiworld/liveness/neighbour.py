@@ -179,6 +179,8 @@ def _mounts() -> Iterator[_Mount]:
     """See proc(5), ``/proc/[pid]/mountinfo``."""
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields, _, rest = line.partition(" - ")
+        if not rest.startswith("cgroup"):  # most are of other kinds
+            continue
         root, point = fields.split()[3:5]
         kind, _, options = rest.split(" ", 2)
         if kind == "cgroup2":

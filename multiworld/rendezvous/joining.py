@@ -332,7 +332,8 @@ class Rendezvous:
         config, endpoint, us = self._config, self._endpoint, this_process()
         local = endpoint.local if self._near else ""
         where = endpoint.address, endpoint.port, us.machine, us.pid, us.started
-        return Claim(incarnation, *where, config.backend, local=local, identity=config.identity, since=time.time())
+        told: dict[str, Any] = {"local": local, "identity": config.identity, "kept": self._kept.told()}
+        return Claim(incarnation, *where, config.backend, **told, since=time.time())
 
     def _claim(self, generation: int, place: int | str, incarnation: str) -> Claim:
         holder = self._ledger.claim(generation, place, self._our_claim(incarnation))
@@ -413,8 +414,9 @@ class Rendezvous:
             dialler = PeerDialler(config.name, generation, place, claims, config.network, self._near)
             # A peer most likely has as many joins under way as this process.
             patience = lambda: STEP_SECONDS + CROWDED_STEP_SECONDS * self._job.crowd  # noqa: E731
-            kept = self._kept.among(claims)
-            return (yield from wire(dialler, acceptor, self._deadline, patience, given_up, self._unconnected, kept))
+            over = lambda: self._ledger.generation() != generation  # noqa: E731
+            rest = self._unconnected, self._kept.among(claims)
+            return (yield from wire(dialler, acceptor, self._deadline, patience, given_up, over, *rest))
         except WiringFailed as failed:
             self._complaint = acceptor.complaint() or self._complaint
             self._why = f"rank {failed.peer} joined but could not be connected to: {failed.why}"

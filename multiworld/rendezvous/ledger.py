@@ -25,7 +25,7 @@ class Claim:
     """A rank taken by one incarnation of a process, and how to reach it. ``incarnation`` is a random number, new for
     every attempt to join; ``protocol`` is 1 where a claim has none; ``local`` names a listener for lanes of processes
     on the same host, if there is one; ``identity`` is that of the member in all generations; ``since`` is when it was
-    made, in seconds since the epoch."""
+    made, in seconds since the epoch; ``kept`` are connections of the last generation, see ``renewal.Kept``."""
 
     incarnation: str
     address: str
@@ -38,6 +38,7 @@ class Claim:
     local: str = ""
     identity: str = ""
     since: float = 0.0
+    kept: str = ""
 
     def packed(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import random
 import socket
 import time
 from typing import Any, NoReturn
@@ -18,6 +19,7 @@ from multiworld.rendezvous.joining import (
     ALIVE_CHECK_SECONDS,
     FIRST_PAUSE,
     LONGEST_PAUSE,
+    ROSTER_SECONDS,
     STEP_SECONDS,
     Elsewhere,
     Meeting,
@@ -151,19 +153,22 @@ class Newcomer(Reassembly):
             invited = self._ledger.guests(knocked) if knocked else []
             if any(claim.identity == self._config.identity for claim in invited):
                 return Roll(knocked, tuple(self._ledger.members(knocked)))
-            newest = self._ledger.generation()
+            complete = newest = self._ledger.generation()
             members = self._ledger.members(newest) if newest and self._ledger.sealed(newest) else []
+            if not members and self._by_rank is not None and self._by_rank == self._ledger.size(newest):
+                complete, members = _passed_over(self._ledger, newest, self._by_rank)
+                if not members:
+                    raise Elsewhere
             if members:
-                knocked = newest
-                yield from self._wait_for_rank_0(newest, members[0])
+                knocked = complete
+                yield from self._wait_for_rank_0(complete, members[0], newest)
                 if self._by_rank is not None and not self._some_run(members):
                     raise Elsewhere
-            elif self._by_rank is not None and self._by_rank == self._ledger.size(newest):
-                raise Elsewhere
             yield Pause(LONGEST_PAUSE)
 
-    def _wait_for_rank_0(self, generation: int, host: Claim) -> Steps[None]:
-        """Knock, and return when the connection ends: we were invited, or that generation is over."""
+    def _wait_for_rank_0(self, generation: int, host: Claim, newest: int) -> Steps[None]:
+        """Knock, and return when the connection ends: we were invited, or that generation is over; or when another one
+        than ``newest`` is the newest."""
         try:
             hello = Hello(Role.DOOR, self._config.name, generation, incarnation=host.incarnation)
             sock = dial(host, hello, self._config.network, STEP_SECONDS)
@@ -178,12 +183,12 @@ class Newcomer(Reassembly):
             sock.setblocking(False)
             said = b""
             with contextlib.suppress(ConnectionError):
-                while data := (yield from self._more(sock, generation)):
+                while data := (yield from self._more(sock, newest)):
                     said = (said + data)[:MAX_LINE]
             if said:
                 raise _refused(said)
 
-    def _more(self, sock: socket.socket, generation: int) -> Steps[bytes]:
+    def _more(self, sock: socket.socket, newest: int) -> Steps[bytes]:
         """Wait for what rank 0 says; nothing once others have gone on, of which a frozen rank 0 tells nothing."""
         next_look = time.monotonic() + ALIVE_CHECK_SECONDS
         while True:
@@ -192,7 +197,7 @@ class Newcomer(Reassembly):
                 return sock.recv(MAX_LINE)
             if time.monotonic() > next_look:
                 next_look += ALIVE_CHECK_SECONDS
-                if self._ledger.generation() != generation:
+                if self._ledger.generation() != newest:
                     return b""
             yield Pause(LONGEST_PAUSE, urgent=True)
 
@@ -204,6 +209,8 @@ class Replacement(Rendezvous):
     ``Newcomer``, or open a generation that has a place for each rank.
     """
 
+    _next_look = 0.0
+
     def _after_sealed(self, sealed: int) -> int:
         members, rank = self._ledger.members(sealed), self._config.rank
         ours = self._ledger.roster(sealed) is None and (
@@ -214,6 +221,23 @@ class Replacement(Rendezvous):
         if self._some_run(members):
             raise Elsewhere
         return self._ledger.advance(sealed)
+
+    def _check_alive(self, generation: int, claims: dict[int, Claim]) -> None:
+        """See as well whether members can be reached by now that could not, and have not come to this generation."""
+        super()._check_alive(generation, claims)
+        if time.monotonic() > self._next_look:
+            self._next_look = time.monotonic() + ROSTER_SECONDS
+            _, members = _passed_over(self._ledger, generation, self._config.size)
+            if self._some_run(random.sample(members, min(1, len(members)))):  # it may take a second each
+                raise Elsewhere
+
+
+def _passed_over(ledger: Ledger, newest: int, size: int) -> tuple[int, list[Claim]]:
+    """The last complete generation before one that was opened by rank, and its members, if none has come to that."""
+    complete = next((one for one in range(newest - 1, 0, -1) if ledger.sealed(one)), 0)
+    members = ledger.members(complete)
+    came = {claim.identity for rank in range(size) if (claim := ledger.claimed(newest, rank)) is not None}
+    return complete, [] if any(claim.identity in came for claim in members) else members
 
 
 def _refused(said: bytes) -> RendezvousError:

@@ -27,11 +27,12 @@ from multiworld.liveness.neighbour import Presence, share_network
 from multiworld.liveness.pulse import first_ping
 from multiworld.process.join_threads import Pause, Steps
 from multiworld.rendezvous.ledger import Claim
-from multiworld.rendezvous.renewal import Pair, Renewal, mark_of
+from multiworld.rendezvous.renewal import Pair, mark_of
 from multiworld.transport.descriptors import descriptor_shortage
 from multiworld.transport.endpoint import Endpoint, Taker
 from multiworld.transport.greeting import GreetingError, Hello, Reason, Role
 from multiworld.transport.handshake import greet
+from multiworld.transport.line import Line
 from multiworld.transport.sockets import connected, connected_here
 
 #: picks those claims whose process no heartbeat connection leads to yet
@@ -47,8 +48,6 @@ DIAL_TRIES = 3
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05
 #: the same for connections, whose arrival wakes us
 ARRIVAL_PAUSE = 0.05
-#: the same for marks, which do not
-RENEWAL_PAUSE = 0.005
 #: how long a claimant may take to answer until it counts as gone
 ALIVE_SECONDS = 1.0
 #: what a step of a peer gets in any case, in seconds
@@ -102,12 +101,12 @@ class PeerDialler:
             raise
         return sock
 
-    def mark(self, kept: dict[int, Pair]) -> None:
-        """Give connections that were kept the marks of this generation."""
+    def go_on(self, wires: Wires, kept: dict[int, Pair]) -> None:
+        """Use connections that both sides have kept, from the marks of this generation on."""
         mark = partial(mark_of, where=f"{self.world} {self.generation}", secret=self.network.secret)
         ours = mark(self.claims[self.rank])
         for peer, pair in kept.items():
-            pair.marks = ours, mark(self.claims[peer])
+            wires.go_on(peer, pair, (ours, mark(self.claims[peer])))
 
     def dial_both(self, wires: Wires, peer: int, left: Left) -> None:
         """Make both connections to ``peer``; raises as ``wire``."""
@@ -137,27 +136,26 @@ class Wires:
     ``dial_pulse`` makes another of these within some seconds. Lanes with ``marks`` were in use before, see ``Pair``."""
 
     lanes: dict[int, socket.socket]
-    controls: dict[int, socket.socket]
+    controls: dict[int, Line]
     pulses: dict[int, socket.socket]
     dial_pulse: Callable[[int, float], socket.socket]
     marks: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
 
     def put(self, peer: int, role: Role, sock: socket.socket) -> None:
-        table = self.lanes if role is Role.LANE else self.controls
-        if peer in table:
-            table[peer].close()
-        table[peer] = sock
-        self.marks.pop(peer, None)  # it has not kept the others
+        if role is Role.LANE:
+            self.lanes[peer] = sock
+        else:
+            self.controls[peer] = Line(sock)
 
-    def go_on(self, peer: int, pair: Pair) -> None:
-        self.lanes[peer], self.controls[peer], self.marks[peer] = pair.lane, pair.control, pair.marks
+    def go_on(self, peer: int, pair: Pair, marks: tuple[bytes, bytes]) -> None:
+        self.lanes[peer], self.controls[peer], self.marks[peer] = pair.lane, pair.control, marks
+        pair.control.begin_at(*marks)
 
     def by_rank(self, places: Sequence[int]) -> Wires:
         """The same by rank, which is the index in ``places``."""
-        lanes, controls, pulses = (
-            {places.index(place): sock for place, sock in table.items()} for table in self._tables()
-        )
-        marks = {places.index(place): both for place, both in self.marks.items()}
+        ranks = {place: rank for rank, place in enumerate(places)}
+        tables = *self._tables(), self.marks
+        lanes, controls, pulses, marks = ({ranks[place]: one for place, one in table.items()} for table in tables)
         return Wires(lanes, controls, pulses, lambda rank, timeout: self.dial_pulse(places[rank], timeout), marks)
 
     def lead_to(self, peer: int) -> bool:
@@ -165,10 +163,10 @@ class Wires:
 
     def close(self) -> None:
         for table in self._tables():
-            for sock in table.values():
-                sock.close()
+            for one in table.values():
+                one.close()
 
-    def _tables(self) -> tuple[dict[int, socket.socket], ...]:
+    def _tables(self) -> tuple[dict[int, Any], ...]:
         return self.lanes, self.controls, self.pulses
 
 
@@ -358,6 +356,7 @@ def wire(
     deadline: float,
     patience: Callable[[], float],
     cancelled: Callable[[], bool],
+    over: Callable[[], bool],
     unconnected: Unconnected,
     kept: dict[int, Pair],
 ) -> Steps[Wires]:
@@ -365,7 +364,8 @@ def wire(
     ``patience()`` seconds.
 
     Raises:
-        WiringFailed: with the rank of the peer that is missing, or since ``cancelled`` said True.
+        WiringFailed: with the rank of the peer that is missing, or since ``cancelled`` or ``over`` said True; the
+            lowest member asks that one before it tells that all are ready, as it may have slept meanwhile.
         Incompatible: a peer has another secret or protocol.
     """
     wires = Wires({}, {}, {}, dialler.pulse)
@@ -374,19 +374,16 @@ def wire(
         """Seconds that are left for a step which began at ``since``."""
         return max(since + SHORTEST_STEP, min(since + patience(), deadline)) - time.monotonic()
 
-    dialler.mark(kept)
-    renewal = Renewal(kept)
+    dialler.go_on(wires, kept)
     try:
-        for peer in (place for place in dialler.claims if place < dialler.rank and place not in renewal):
+        for peer in (place for place in dialler.claims if place < dialler.rank and place not in kept):
             dialler.dial_both(wires, peer, left)
-        yield from _await_others(wires, renewal, dialler, acceptor, left, cancelled)
+        yield from _await_others(wires, dialler, acceptor, left, cancelled)
         _dial_pulses(wires, dialler, left, unconnected)
-        yield from _all_ready(wires, dialler.rank, left, cancelled)
+        yield from _all_ready(wires, dialler.rank, left, cancelled, over)
     except BaseException:
         wires.close()
         raise
-    finally:
-        renewal.close()
     return wires
 
 
@@ -402,14 +399,9 @@ def _dial_pulses(wires: Wires, dialler: PeerDialler, left: Left, unconnected: Un
 
 
 def _await_others(
-    wires: Wires,
-    renewal: Renewal,
-    dialler: PeerDialler,
-    acceptor: HandshakeAcceptor,
-    left: Left,
-    cancelled: Callable[[], bool],
+    wires: Wires, dialler: PeerDialler, acceptor: HandshakeAcceptor, left: Left, cancelled: Callable[[], bool]
 ) -> Steps[None]:
-    """Wait for those who dial us, and for the marks of those with whom we go on."""
+    """Wait for those who dial us."""
     since, pause = time.monotonic(), FIRST_PAUSE
     missing = {peer for peer in dialler.claims if peer != dialler.rank and not wires.lead_to(peer)}
     while True:
@@ -418,31 +410,28 @@ def _await_others(
                 peer, role, sock = acceptor.arrived.get_nowait()
                 _send_at_once(sock)
                 wires.put(peer, role, sock)
-                renewal.drop(peer)  # it has not kept them
-        for peer, pair in renewal.look():
-            wires.go_on(peer, pair)
-        for peer in renewal.failed & {peer for peer in missing if peer < dialler.rank}:
-            dialler.dial_both(wires, peer, left)
         missing = {peer for peer in missing if not wires.lead_to(peer)}
         if not missing:
             break
         if cancelled() or left(since) < 0:
             raise WiringFailed(min(missing), "did not connect in time")
         yield Pause(pause, urgent=True)
-        pause = min(pause * 1.5, RENEWAL_PAUSE if renewal else ARRIVAL_PAUSE)
+        pause = min(pause * 1.5, ARRIVAL_PAUSE)
     acceptor.complete()
 
 
-def _all_ready(wires: Wires, place: int, left: Left, cancelled: Callable[[], bool]) -> Steps[None]:
+def _all_ready(
+    wires: Wires, place: int, left: Left, cancelled: Callable[[], bool], over: Callable[[], bool]
+) -> Steps[None]:
     """Wait until all members are ready: the lowest one hears it from each, and then tells them."""
-    for control in wires.controls.values():
-        control.setblocking(False)
     lowest = min(wires.controls, default=place)
     hosts = [] if place <= lowest else [lowest]
     _say(wires, hosts)
     for peer in hosts or wires.controls:
         with _blaming(peer):
             yield from _ready(wires.controls[peer], left, cancelled)
+    if not hosts and over():
+        raise WiringFailed(place, "the others have gone on")
     _say(wires, [] if hosts else wires.controls)
 
 
@@ -450,10 +439,10 @@ def _say(wires: Wires, peers: Iterable[int]) -> None:
     """Say that we are ready."""
     for peer in peers:
         with _blaming(peer):
-            wires.controls[peer].sendall(READY)
+            wires.controls[peer].send(READY)
 
 
-def _ready(control: socket.socket, left: Left, cancelled: Callable[[], bool]) -> Steps[None]:
+def _ready(control: Line, left: Left, cancelled: Callable[[], bool]) -> Steps[None]:
     """Wait until the peer says that it is ready too."""
     since, pause = time.monotonic(), FIRST_PAUSE
     while not (said := _said(control)):
@@ -465,7 +454,7 @@ def _ready(control: socket.socket, left: Left, cancelled: Callable[[], bool]) ->
         raise ConnectionResetError("went away while joining")
 
 
-def _said(control: socket.socket) -> bytes:
+def _said(control: Line) -> bytes:
     """One byte of the peer; nothing if it has not said any."""
     with contextlib.suppress(BlockingIOError):
         return control.recv(1) or b"\0"

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import selectors
-import socket
-from collections.abc import Callable, Collection, Iterable
+import select
+import threading
+from collections.abc import Collection, Iterable
+from functools import partial
 from typing import Any, Final, Protocol
 
 from multiworld.errors import BrokenWorldException, LossReason, PeerLost
+from multiworld.liveness.monitor import watched_by
 from multiworld.liveness.peer import TcpInfo, tcp_info
 from multiworld.matching.membership import Membership
+from multiworld.transport.line import Line
 from multiworld.transport.reactor import Reactor
 
 MAX_BYTES = 1 << 16
@@ -36,13 +39,15 @@ class ControlOwner(Protocol):
     gone: set[int]
 
     @property
+    def departed(self) -> frozenset[int]: ...
+    @property
     def hub(self) -> Reactor: ...
     @property
     def failure(self) -> BrokenWorldException | None: ...
     @property
     def door(self) -> DoorSign: ...
     def lost(self, peer: int, how: LossReason, what: str) -> None: ...
-    def break_(self, error: BrokenWorldException) -> None: ...
+    def break_(self, error: BrokenWorldException, *, tell: bool = True) -> None: ...
     def end_in_order(self, error: BrokenWorldException, ended: Collection[int]) -> None: ...
     def on_bye(self, peer: int, *, gives_up: bool) -> None: ...
     def drain(self, peer: int) -> None: ...
@@ -51,27 +56,25 @@ class ControlOwner(Protocol):
 class Control:
     """One control connection per peer, by world rank."""
 
-    def __init__(self, session: ControlOwner, socks: dict[int, socket.socket]) -> None:
+    def __init__(self, session: ControlOwner, lines: dict[int, Line]) -> None:
         self._session = session
-        self._socks = socks
-        self._said = dict.fromkeys(socks, b"")
+        self._lines = lines
+        self._telling = threading.Lock()
+        self._said = dict.fromkeys(lines, b"")
         #: reports of a break, after which another like it tells nothing
         self._known: set[bytes] = set()
+        #: who is lost, by the reports of others
+        self._reported: set[tuple[int, ...]] = set()
         #: of these peers the next generation may want the connections
         self._kept: frozenset[int] = frozenset()
-        for sock in socks.values():
-            sock.setblocking(False)
 
     def start(self) -> None:
         """Listen to the peers, once the session is whole."""
         self._session.hub.call(self._watch_all)
 
     def _watch_all(self) -> None:
-        for peer, sock in tuple(self._socks.items()):
-            self._session.hub.watch(sock, selectors.EVENT_READ, self._reader(peer))
-
-    def _reader(self, peer: int) -> Callable[[int], None]:
-        return lambda _: self._read(peer)
+        for peer, line in tuple(self._lines.items()):
+            line.watch(self._session.hub, partial(self._read, peer))
 
     def explain(self, peer: int, error: OSError | None) -> None:
         """The data connection to ``peer`` ended: break the world with the reason, as far as one is told."""
@@ -92,50 +95,72 @@ class Control:
 
     def look(self) -> None:
         """Take in what the peers have said so far. In the hub's thread."""
-        for peer in tuple(self._socks):
-            self._read(peer)
+        poll, peers = select.poll(), {line.sock.fileno(): peer for peer, line in self._lines.items()}
+        for number in peers:
+            poll.register(number, select.POLLIN)
+        for number, _ in poll.poll(0):
+            self._read(peers[number])
 
     def tcp_info(self, peer: int) -> TcpInfo | None:
         """Ask the kernel about the connection to ``peer``; None if it is closed, or the kernel does not say."""
-        sock = self._socks.get(peer)
-        return tcp_info(sock) if sock is not None else None
+        line = self._lines.get(peer)
+        return tcp_info(line.sock) if line is not None else None
 
     def poke(self, peer: int) -> bool:
         """Send what means nothing to ``peer``, for its kernel to acknowledge; whether it was sent. In the hub's
         thread."""
-        sock = self._socks.get(peer)
+        line = self._lines.get(peer)
         with contextlib.suppress(OSError):
-            return sock is not None and sock.send(b"\n") == 1
+            return line is not None and line.sock.send(b"\n") == 1
         return False
 
     def tell_break(self, error: BrokenWorldException, *, orderly: bool) -> None:
-        """Tell all peers why the world broke here; ``orderly`` if all that was sent arrives."""
+        """Tell all peers why the world broke here; ``orderly`` if all that was sent arrives.
+
+        All notice the end of a process, and one that has told all of it is enough.
+        """
         lost = error if isinstance(error, PeerLost) else None
         ranks = [self._session.membership.rank] if lost is None else list(lost.ranks)
         how = None if lost is None else lost.how.value
-        message = {"say": "break", "ranks": ranks, "what": error.what, "kind": type(error).__name__, "how": how}
-        self._tell({**message, "orderly": orderly})
+        said = {"ranks": ranks, "what": error.what, "kind": type(error).__name__, "how": how, "orderly": orderly}
+        message = {"say": "break", **said}
+        if how == LossReason.EOF:  # which is noticed in the hub's thread
+            self.look()
+            if tuple(ranks) in self._reported:
+                self._tell_on(message, ranks)
+                return
+        self._tell(message, self._lines)
+
+    def _tell_on(self, message: dict[str, Any], ranks: Collection[int]) -> None:
+        """Tell those whom we watch of a break that another member tells all of, and the lost, which may be there.
+
+        Who has told may be cut off from some, or end before it has told all. A member that nobody who watches it can
+        reach is lost itself.
+        """
+        us, departed = self._session.membership, self._session.departed
+        watched = watched_by(us.rank, us.size, departed | set(ranks), self._session.leaving)
+        self._tell(message, {*watched, *ranks})
 
     def tell_bye(self, *, returns: bool) -> None:
         """Tell all peers that we leave in good order; ``returns`` if we go on in the next generation."""
-        self._tell({"say": "bye", "returns": returns})
+        self._tell({"say": "bye", "returns": returns}, self._lines)
 
     def tell_pending(self, waiting: tuple[str, ...]) -> None:
         """Tell all peers which newcomers wait."""
-        self._tell({"say": "pending", "waiting": waiting})
+        self._tell({"say": "pending", "waiting": waiting}, self._lines)
 
     def keep(self, peers: Iterable[int]) -> None:
         """Let ``close`` leave out the connections to ``peers``, until they are given up, or it is said again."""
         self._kept = frozenset(peers)
 
-    def give_up(self) -> dict[int, socket.socket]:
+    def give_up(self) -> dict[int, Line]:
         """Hand over the connections that were kept and are still there. Not from the hub's thread."""
-        found: dict[int, socket.socket] = {}
+        found: dict[int, Line] = {}
 
         def take() -> None:
-            for peer in self._kept & self._socks.keys():
-                found[peer] = self._socks.pop(peer)
-                self._session.hub.unwatch(found[peer])
+            for peer in self._kept & self._lines.keys():
+                found[peer] = self._lines.pop(peer)
+                found[peer].rest()
 
         self._session.hub.call_and_wait(take)
         return found
@@ -144,39 +169,38 @@ class Control:
         """Close the connections, after what was told. From any thread."""
         self._session.hub.call(self._close_all)
 
-    def _tell(self, message: dict[str, Any]) -> None:
-        line = json.dumps(message).encode() + b"\n"
-        for sock in tuple(self._socks.values()):
-            with contextlib.suppress(OSError):
-                sock.send(line)
+    def _tell(self, message: dict[str, Any], peers: Iterable[int]) -> None:
+        said = json.dumps(message).encode() + b"\n"
+        with self._telling:
+            for line in filter(None, map(self._lines.get, tuple(peers))):
+                with contextlib.suppress(OSError):
+                    line.send(said)
 
     def _close_all(self) -> None:
-        for peer in self._socks.keys() - self._kept:
-            sock = self._socks.pop(peer)
-            self._session.hub.unwatch(sock)
-            sock.close()
+        for peer in self._lines.keys() - self._kept:
+            self._lines.pop(peer).close()
 
     def _read(self, peer: int) -> None:
-        sock = self._socks.get(peer)
-        if sock is None:
+        line = self._lines.get(peer)
+        if line is None:
             return
         try:
-            data = sock.recv(MAX_BYTES)
+            data = line.recv(MAX_BYTES)
         except BlockingIOError:
             return
         except OSError:
             data = b""
         self._said[peer] += data
         *lines, self._said[peer] = self._said[peer].split(b"\n")
-        for line in filter(None, lines):  # an empty one only asks whether we can be reached; see ``poke``
-            self._take(peer, line)
+        for said in filter(None, lines):  # an empty one only asks whether we can be reached; see ``poke``
+            self._take(peer, said)
         if len(self._said[peer]) > MAX_BYTES:
             self._said[peer] = b""
             self._session.lost(
                 peer, LossReason.PROTOCOL, f"rank {peer} sent a line without end on its control connection"
             )
         elif not data:
-            self._ended(peer, sock)
+            self._ended(peer)
 
     def _take(self, peer: int, line: bytes) -> None:
         if line in self._known:  # as all members tell all others the same
@@ -189,10 +213,10 @@ class Control:
             what = f"rank {peer} sent on its control connection what cannot be right: {error}"
             self._session.lost(peer, LossReason.PROTOCOL, what)
 
-    def _ended(self, peer: int, sock: socket.socket) -> None:
-        self._session.hub.unwatch(sock)
-        if self._socks.pop(peer, None) is not None:
-            sock.close()
+    def _ended(self, peer: int) -> None:
+        line = self._lines.pop(peer, None)
+        if line is not None:
+            line.close()
         if peer not in self._session.leaving and self._session.failure is None:
             self._session.lost(peer, LossReason.EOF, f"rank {peer} closed its connections without a word")
 
@@ -208,6 +232,7 @@ class Control:
         elif message.get("say") == "break":
             ranks = tuple(int(rank) for rank in message.get("ranks", (peer,)))
             us = self._session.membership
+            self._reported.add(ranks)
             if message.get("how") in GONE:
                 self._session.gone.update(set(ranks) & set(range(us.size)) - {us.rank})
             if self._session.failure is not None:
@@ -225,4 +250,5 @@ class Control:
             if message.get("orderly") is True:
                 self._session.end_in_order(error, {peer, *ranks})
             else:
-                self._session.break_(error)
+                self._tell_on({**message, "ranks": ranks, "what": what, "kind": "PeerLost"}, ranks)
+                self._session.break_(error, tell=False)

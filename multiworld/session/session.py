@@ -411,9 +411,11 @@ class Session:
         lanes, self._lanes = self._lanes, {}
         controls = self.control.give_up()
         both = {peer: Pair(lanes.pop(peer), controls.pop(peer)) for peer in lanes.keys() & controls}
-        for sock in (*lanes.values(), *controls.values()):
+        for sock in lanes.values():
             sock.close()
-        return Kept({self.claims[peer].identity: pair for peer, pair in both.items()})
+        for line in controls.values():
+            line.close()
+        return Kept(self.claims[0].incarnation, self.membership.rank, both)
 
     def forget_kept(self) -> None:
         """Close the connections that were kept. From any thread."""

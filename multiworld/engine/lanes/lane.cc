@@ -56,14 +56,24 @@ void Lane::abandon() {
 }
 
 void Lane::begin_at(const std::string& ours, const std::string& theirs) {
+  our_mark_ = ours;
   mark_ = theirs;
-  write({ours.data(), ours.size()}, {}, {}, nullptr);
+}
+
+// Before the first frame: what is written from here on is of this lane.
+void Lane::say_mark() {
+  if (our_mark_.empty()) return;
+  std::string mark;
+  mark.swap(our_mark_);
+  write({mark.data(), mark.size()}, {}, {}, nullptr);
   for (Rest& rest : backlog_) rest.begins = false;  // no frame of the lane's own comes before it
 }
 
 // ---- writing
 
 void Lane::put(const Header& header, Span first, Span second, SendOperation* send) {
+  if (ended_ || error_) return;
+  say_mark();
   if (ended_ || error_) return;
   sent_ += sizeof header + first.size + second.size;
   Span head{reinterpret_cast<const char*>(&header), sizeof header};
@@ -511,6 +521,7 @@ bool Lane::on_ring(uint64_t bytes) {
   if (passed) in_ = Ring::map(passed_);
   forget_passed();
   allowed_ = in_ ? Ring::size : 0;
+  say_mark();
   say(LaneKind::ring_is, in_ != nullptr, 0);
   write_out();
   return true;

@@ -34,7 +34,8 @@ class Lane {
   ~Lane();
   Lane(const Lane&) = delete;
 
-  // Go on with the connection of an earlier lane: what comes is dropped up to the mark `theirs`, and `ours` says where we begin.
+  // Go on with the connection of an earlier lane: what comes is dropped up to the mark `theirs`, and `ours` goes out before our
+  // first frame.
   void begin_at(const std::string& ours, const std::string& theirs);
 
   void put(const Header& header, Span first, Span second, SendOperation* send);
@@ -93,6 +94,7 @@ class Lane {
     uint64_t come = 0;
   };
 
+  void say_mark();
   void write(Span head, Span first, Span second, SendOperation* send);
   void keep(Span (&spans)[3], uint64_t done, SendOperation* send);
   void keep_for_ring(Header header, Span first, Span second, SendOperation* send);
@@ -125,6 +127,7 @@ class Lane {
   char partial_[sizeof(Header)];
   uint64_t fill_ = 0;  // bytes in it
   uint64_t skip_ = 0;  // bytes of an unwanted payload still to come
+  std::string our_mark_;  // to be written before the first frame
   std::string mark_;   // what is waited for; empty once it has come
   std::string old_;    // the last bytes before it, in which it may have begun
   uint64_t sent_ = 0, received_ = 0;

@@ -152,9 +152,7 @@ void Engine::after_fork_in_child() {
 
 void Engine::begin_at(int peer, const std::string& ours, const std::string& theirs) {
   Locked lock(*this);
-  Lane& lane = lanes_.at(peer);
-  lane.begin_at(ours, theirs);
-  watch(lane);
+  lanes_.at(peer).begin_at(ours, theirs);
 }
 
 // ---- starts

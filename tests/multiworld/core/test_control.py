@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+from typing import Any
+
 import pytest
 from procs import wait_until
-from table import members
+from table import SOON, members
 
 from multiworld import PeerLost
+from multiworld.session.control import Control
 
 NESTED = b"[" * 30_000
 
@@ -17,10 +21,47 @@ INFINITE = b'{"say": "break", "ranks": [1e999]}\n'
 @pytest.mark.parametrize("said", [INFINITE, NESTED + b"\n", b" " * 70_000], ids=["infinite", "nested", "endless"])
 def test_rubbish_is_a_protocol_error(store: str, said: bytes) -> None:
     with members(store, 2) as ((first, second), _):
-        sock = second.member.session.control._socks[0]
+        sock = second.member.session.control._lines[0].sock
         sock.setblocking(True)
         sock.sendall(said)
         wait_until(lambda: first.failure is not None, 10.0, "it is passed over")
         failure = first.failure
     assert isinstance(failure, PeerLost)
     assert failure.how == "protocol"
+
+
+SIZE = 9
+LOST = SIZE - 1
+
+
+def test_one_member_tells_all_of_an_end_that_all_notice(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a large world does not cost the square of its size; those that notice it later tell their neighbours."""
+    told: list[int] = []
+    real = Control._tell
+
+    def tell(self: Control, message: dict[str, Any], peers: Any) -> None:
+        told.extend([len(tuple(peers))] * (message["say"] == "break"))
+        real(self, message, peers)
+
+    with members(store, SIZE) as (worlds, _):
+        monkeypatch.setattr(Control, "_tell", tell)
+        for line in worlds[LOST].member.session.control._lines.values():
+            line.sock.shutdown(socket.SHUT_RDWR)
+        left = worlds[:LOST]
+        wait_until(lambda: all(world.failure for world in worlds), SOON, "it is not noticed")
+        assert all(world.failure.ranks == (LOST,) for world in left)
+        wait_until(lambda: len(told) >= SIZE, SOON, "not all have told")
+        assert all(world.member.gone() == {worlds[LOST].members[LOST].id} for world in left)
+        monkeypatch.undo()
+    assert sum(count >= LOST - 1 for count in told) <= 3  # the first, the lost one, and one that looked too early
+
+
+def test_a_report_that_reaches_one_member_only_is_told_on(store: str) -> None:
+    """Who reports may end, or be cut off from others, before all have heard of it."""
+    with members(store, SIZE) as (worlds, _):
+        report = b'{"say": "break", "ranks": [3], "what": "rank 3 is lost", "kind": "PeerLost", "how": "eof"}\n'
+        worlds[LOST].member.session.control._lines[0].sock.send(report)
+        left = [world for world in worlds if world.world_rank not in (3, LOST)]
+        wait_until(lambda: all(world.failure for world in worlds), SOON, "some have not heard of it")
+        assert all("rank 8 reports: rank 3 is lost" in str(world.failure) for world in left)
+        assert all(world.member.gone() == {worlds[0].members[3].id} for world in left)

@@ -18,7 +18,7 @@ from multiworld import BrokenWorldException, InvalidArgument, MultiWorld, Rendez
 from multiworld.rendezvous import reassembly
 from multiworld.rendezvous.agreement import Agreement
 from multiworld.rendezvous.ledger import Claim
-from multiworld.rendezvous.renewal import Pair
+from multiworld.rendezvous.renewal import Kept
 from multiworld.rendezvous.wiring import dial
 from multiworld.transport.greeting import Hello, Role
 
@@ -79,11 +79,11 @@ def _grown(pool: ThreadPoolExecutor, worlds: list[World], newcomer: MultiWorld, 
 def _connections(world: World) -> dict[str, int]:
     """Which control connection leads to which member."""
     session = world.member.session
-    return {session.claims[peer].identity: sock.fileno() for peer, sock in session.control._socks.items()}
+    return {session.claims[peer].identity: line.sock.fileno() for peer, line in session.control._lines.items()}
 
 
 @pytest.mark.parametrize("again", ["shrink", "rejoin"])
-@pytest.mark.parametrize("how", ["all", "one closes", "one is too late"])
+@pytest.mark.parametrize("how", ["all", "one closes", "one lets one go", "one is too late"])
 def test_members_keep_their_connections(store: str, monkeypatch: pytest.MonkeyPatch, again: str, how: str) -> None:
     """Those of them that both have kept; the others are made anew."""
     with members(store, 4) as (worlds, pool):
@@ -94,25 +94,29 @@ def test_members_keep_their_connections(store: str, monkeypatch: pytest.MonkeyPa
         wait_until(lambda: len(session.control._kept) == 3, SOON, "they are not kept")
         if how == "one closes":
             session.forget_kept()
-        if how == "one is too late":  # it has taken them, and they end before its mark
-            monkeypatch.setattr(Pair, "begin", _only_of(session, Pair.begin))
+        if how == "one lets one go":
+            session._lanes.pop(0).close()
+        if how == "one is too late":  # it has said that it has kept them, and they end after that
+            monkeypatch.setattr(Kept, "among", _ending(session, Kept.among))
         assert list(pool.map(lambda world: getattr(world.sync, again)(timeout=SOON), worlds)) == worlds
         after = list(map(_connections, worlds))
         if how == "all":
             assert after == before
+        assert {world.generation for world in worlds} == {2} or how == "one is too late"
         assert list(pool.map(_total, worlds)) == [4.0] * 4
         _exchange(worlds, pool)
 
 
-def _only_of(session: Any, begin: Any) -> Any:
-    lost = set(session.control._socks.values())
+def _ending(session: Any, among: Any) -> Any:
+    lost = set(session.control._lines.values())
 
-    def begun(pair: Pair) -> None:
-        if pair.control in lost:
-            pair.control.shutdown(socket.SHUT_RDWR)
-        begin(pair)
+    def ended(kept: Kept, claims: Any) -> Any:
+        found = among(kept, claims)
+        for line in lost.intersection(pair.control for pair in found.values()):
+            line.sock.shutdown(socket.SHUT_RDWR)
+        return found
 
-    return begun
+    return ended
 
 
 def _exchange(worlds: list[World], pool: ThreadPoolExecutor) -> None:
@@ -241,10 +245,9 @@ def test_who_says_nothing_at_the_door_is_sent_away(store: str) -> None:
 
 def test_a_member_that_reports_the_loss_of_nobody_that_there_is(store: str) -> None:
     with members(store, 3) as (worlds, pool):
-        control = worlds[2].member.session.control._socks
-        for sock in control.values():
-            sock.setblocking(True)
-            sock.sendall(b'{"say": "break", "ranks": [99, 2], "how": "eof", "what": "rank 99 is lost"}\n')
+        for line in worlds[2].member.session.control._lines.values():
+            line.sock.setblocking(True)
+            line.sock.sendall(b'{"say": "break", "ranks": [99, 2], "how": "eof", "what": "rank 99 is lost"}\n')
         left = worlds[:2]
         wait_until(lambda: all(world.failure is not None for world in left), SOON, "it is passed over")
         worlds[2].sync.leave()

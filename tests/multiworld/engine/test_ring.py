@@ -25,7 +25,9 @@ from engine.test_binding import (
     DONE,
     LANE_ENDED,
     LOST,
+    OURS,
     SECONDS,
+    THEIRS,
     Two,
     events_of,
     frame,
@@ -138,6 +140,15 @@ def exchange(two: Two, count: int) -> None:
     ends = two.run(lambda: send(two.a, 1, 7, sent, SECONDS), lambda: recv(two.b, 0, 7, got, SECONDS))
     assert [end[0] for end in ends] == [DONE, DONE]
     assert torch.equal(sent, got)
+
+
+def test_the_answer_to_an_offer_comes_after_the_mark(peer: Peer) -> None:
+    """It may be the first that an engine says on a connection that goes on; what comes before the mark is dropped."""
+    peer.engine.begin_at(1, OURS, THEIRS)
+    _, descriptor = made_ring()
+    peer.says(THEIRS, frame(RING, nbytes=RING_BYTES), descriptors=(descriptor,))
+    assert peer.payload(len(OURS)) == OURS
+    assert peer.hears()[::2][:2] == (RING_IS, 1)
 
 
 def test_large_messages_go_through_the_ring_once_it_is_accepted(two: Two) -> None:

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from procs import Done, cluster, program, wait_until
+from table import members
 
 from multiworld import (
     AttemptFailed,
@@ -31,6 +33,9 @@ from multiworld import (
     WrongContext,
 )
 from multiworld.lab.context import Context
+from multiworld.liveness.neighbour import Presence
+from multiworld.rendezvous import joining
+from multiworld.rendezvous.ledger import Ledger
 
 SECONDS = 30.0
 SOON = Backoff(first=0.01, longest=0.02, failures=3)
@@ -511,3 +516,22 @@ def test_closing_the_multiworld_ends_its_supervisors(store: str) -> None:
     waiting.join(SECONDS)
     assert not waiting.is_alive()
     assert "mw-keep" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_who_reaches_no_member_at_first_comes_to_the_door_later(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reaches the store alone, and opens a generation that nobody else comes to."""
+    ledger = Ledger(dist.FileStore(store.removeprefix("file://"), -1), "w")
+    with members(store, 3) as (worlds, pool), MultiWorld() as mw:
+        left, lost = worlds[:2], worlds[2]
+        lost.abort("on purpose")
+        lost.sync.leave()
+        wait_until(lambda: all(world.failure for world in left), SECONDS, "it is not broken")
+        assert [world.size for world in pool.map(lambda world: world.sync.shrink(timeout=SECONDS), left)] == [2, 2]
+        with monkeypatch.context() as cut:
+            cut.setattr(joining, "presence", lambda *_, **__: Presence.GONE)
+            sup = mw.maintain({"w": want(store, 2, 3, on_loss="shrink", min_size=2, join_timeout=SECONDS)})
+            wait_until(lambda: ledger.claimed(3, 2) is not None, SECONDS, "it opens no generation")
+        wait_until(lambda: all(world.pending for world in left), SECONDS, "it does not come to the door")
+        assert list(pool.map(lambda world: world.sync.grow(timeout=SECONDS), left)) == left
+        sup.wait_ready(SECONDS)
+        assert {sup["w"].size, *(world.size for world in left)} == {3}
