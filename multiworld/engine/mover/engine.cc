@@ -33,6 +33,10 @@ constexpr int most_events = 16;
 // An event loop that has nothing else to do waits so long for an operation without a turn, and so often between two turns.
 constexpr int64_t attendance_ns = 900'000;
 constexpr int most_peeks = 16;
+// A leader looks for so long before it sleeps, where its last waits were short: to be woken on another core takes longer. If
+// nothing comes meanwhile, so many waits pass before it does so again: the peer may need this core.
+constexpr int64_t look_ns = 50'000, prompt_ns = 150'000;
+constexpr int least_prompt = 4, waits_without_look = 32;
 constexpr uint32_t slot_bits = 24;
 // The longest value that sets up a backend.
 constexpr uint64_t max_value_bytes = 1 << 20;
@@ -298,11 +302,16 @@ void Engine::lead(Locked& lock, Slot& slot, int64_t patience_ns, bool* interrupt
   leader_ = &slot;
   listen(false);
   lock.unlock();
-  int count = loop < 0 ? 0 : poll(both, 2, patience_ms);
-  if (count >= 0) count = epoll_wait(epoll_, events, most_events, loop < 0 ? patience_ms : 0);
+  int64_t began = now_ns();
+  int count = look_before_sleep(events);
+  if (!count) {
+    if (loop >= 0) count = poll(both, 2, patience_ms);
+    if (count >= 0) count = epoll_wait(epoll_, events, most_events, loop < 0 ? patience_ms : 0);
+  }
   int error = errno;
   lock.lock();
   leader_ = nullptr;
+  prompt_ = now_ns() < began + prompt_ns ? std::min(prompt_ + 1, least_prompt) : std::min(prompt_, 0);
   *interrupted = (count < 0 && error == EINTR) || both[1].revents;
   if (kicked_) epoll_ctl(epoll_, EPOLL_CTL_DEL, host_, nullptr);
   kicked_ = false;
@@ -310,6 +319,16 @@ void Engine::lead(Locked& lock, Slot& slot, int64_t patience_ns, bool* interrupt
   turns_++;
   serve(events, count);
   serving_ = nullptr;
+}
+
+int Engine::look_before_sleep(epoll_event* events) {
+  if (prompt_ < least_prompt) return 0;
+  int64_t until = now_ns() + look_ns;
+  int count = 0;
+  do count = epoll_wait(epoll_, events, most_events, 0);
+  while (!count && now_ns() < until);
+  if (!count) prompt_ = -waits_without_look;
+  return count;
 }
 
 void Engine::follow(Locked& lock, Slot& slot, int64_t patience_ns, bool* interrupted) {

@@ -208,6 +208,7 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Wire, 
   void be_told(Slot& slot);
   bool attend(Locked& lock, uint64_t id, int loop);
   void lead(Locked& lock, Slot& slot, int64_t patience_ns, bool* interrupted, int loop);
+  int look_before_sleep(epoll_event* events);
   void follow(Locked& lock, Slot& slot, int64_t patience_ns, bool* interrupted);
   void pass_the_lead();
   void be_guarded();
@@ -256,6 +257,7 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Wire, 
   int host_ = -1;  // wakes the owner
   bool in_progress_ = false, kicked_ = false, rung_ = false;
   int peeks_ = 0;          // since `progress`
+  int prompt_ = 0;         // short waits of leaders, one after the other; the leader's alone
   bool listens_ = false;   // the event loop to what comes on lanes
   uint64_t notified_ = 0;  // operations that it awaits
   // Something for a peer is not written, or the loop does not listen; false only once the guard has seen that.
