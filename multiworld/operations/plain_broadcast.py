@@ -49,7 +49,7 @@ async def broadcast_plain(
                 await bridge.ended(number[0], began)
             else:
                 native.wait(number[0], PATIENCE)
-            outcome = native.broadcasted(number[0], ranks[src], tensor)
+            outcome = native.broadcasted(number[0], ranks[src], tensor, us != src)
         if outcome == Outcome.DONE:
             engine.exchanged("broadcast", time.monotonic() - began)
             native.take(number[0])

@@ -232,10 +232,16 @@ class Replacement(Rendezvous):
                 raise Elsewhere
 
 
+#: generations that are looked through for a complete one; attempts that came to nothing use up some
+_FAR = 64
+
+
 def _passed_over(ledger: Ledger, newest: int, size: int) -> tuple[int, list[Claim]]:
     """The last complete generation before one that was opened by rank, and its members, if none has come to that."""
-    complete = next((one for one in range(newest - 1, 0, -1) if ledger.sealed(one)), 0)
+    complete = next((one for one in range(newest - 1, max(0, newest - _FAR), -1) if ledger.sealed(one)), 0)
     members = ledger.members(complete)
+    if not members:
+        return complete, []
     came = {claim.identity for rank in range(size) if (claim := ledger.claimed(newest, rank)) is not None}
     return complete, [] if any(claim.identity in came for claim in members) else members
 

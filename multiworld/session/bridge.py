@@ -191,12 +191,16 @@ class Bridge:
     def _look(self) -> None:
         """Let those who have waited for long go on the general way."""
         self._looks, now = False, time.monotonic()
-        for future, began in tuple(self._plain.values()):
-            if (left := began + PATIENCE - now) > 0:
-                self._looks = True
-                asyncio.get_running_loop().call_later(left, self._look)
-                return
-            wake_ups.settle(future)
+        try:
+            for future, began in tuple(self._plain.values()):
+                if (left := began + PATIENCE - now) > 0:
+                    self._looks = True
+                    asyncio.get_running_loop().call_later(left, self._look)
+                    return
+                wake_ups.settle(future)
+        except BaseException:
+            self._owner.interrupted("it was seen who waits for long")  # the others would have no deadline
+            raise
 
     def drain(self, peer: int) -> None:
         """Read what ``peer`` has sent, and settle what that ends."""

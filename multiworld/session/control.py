@@ -213,6 +213,13 @@ class Control:
             what = f"rank {peer} sent on its control connection what cannot be right: {error}"
             self._session.lost(peer, LossReason.PROTOCOL, what)
 
+    def _break(self, message: dict[str, Any], error: PeerLost) -> None:
+        """Break the world as a peer has told, and tell it on: of what all see themselves, to some."""
+        seen_by_all = message.get("how") == LossReason.EOF
+        if seen_by_all:
+            self._tell_on(message, error.ranks)
+        self._session.break_(error, tell=not seen_by_all)
+
     def _ended(self, peer: int) -> None:
         line = self._lines.pop(peer, None)
         if line is not None:
@@ -250,5 +257,4 @@ class Control:
             if message.get("orderly") is True:
                 self._session.end_in_order(error, {peer, *ranks})
             else:
-                self._tell_on({**message, "ranks": ranks, "what": what, "kind": "PeerLost"}, ranks)
-                self._session.break_(error, tell=False)
+                self._break({**message, "ranks": ranks, "what": what, "kind": "PeerLost"}, error)

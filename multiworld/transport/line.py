@@ -80,10 +80,11 @@ class Line:
     def close(self) -> None:
         """Close it. From any thread."""
         self.rest()
-        if self._hub is None:
+        hub = self._hub  # the hub's thread may let go of it meanwhile
+        if hub is None:
             self.sock.close()
         else:
-            self._hub.call(self._close)
+            hub.call(self._close)
 
     def _look(self, _: int) -> None:
         if self._ready is not None:

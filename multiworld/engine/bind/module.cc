@@ -147,13 +147,15 @@ PyObject* setup_watchers(PyObject*, PyObject* functions) {
 }
 
 // go_on(future): let the task that alone awaits a future of asyncio go on, in a callback of its loop; false if it is not so. In
-// compiled code, so that no signal handler runs where the task is told by nobody any more.
+// compiled code, so that no signal handler runs where the task is told by nobody any more (futures of Python do let it run).
 PyObject* go_on(PyObject*, PyObject* future) {
   Ref steps(PyObject_GetAttr(future, names[n_callbacks]));
   if (!steps) return nullptr;
   if (steps.get() == &_Py_NoneStruct || PyList_Size(steps.get()) != 1) return PyBool_FromLong(false);
-  PyObject *step, *context;
-  if (!PyArg_ParseTuple(PyList_GetItem(steps.get(), 0), "OO", &step, &context)) return nullptr;
+  PyObject *step, *context, *told = PyList_GetItem(steps.get(), 0);
+  Py_IncRef(told);  // futures of Python, as of nest_asyncio, give the list itself
+  Ref held(told);
+  if (!PyArg_ParseTuple(told, "OO", &step, &context)) return nullptr;
   Ref removed(PyObject_CallMethodObjArgs(future, names[n_remove], step, nullptr));
   Ref set(removed ? PyObject_CallMethodObjArgs(future, names[n_set_result], &_Py_NoneStruct, nullptr) : nullptr);
   Ref gone(set ? PyObject_CallMethodObjArgs(context, names[n_run], step, future, nullptr) : nullptr);
@@ -275,15 +277,16 @@ PyObject* broadcast(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   return PyLong_FromLong(long(outcome == Outcome::done ? absorb(*engine, id, ranks[root], tensor) : outcome));
 }
 
-// broadcasted(number, root, tensor): the outcome of a broadcast from that world rank, which is in the tensor if it is done.
+// broadcasted(number, root, tensor, written): the outcome of a broadcast from that world rank, which is in the tensor if it is done.
+// `written` where we are not the root.
 PyObject* broadcasted(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   Engine* engine = engine_of(self);
-  if (!engine || !count_is(count, 3)) return nullptr;
+  if (!engine || !count_is(count, 4)) return nullptr;
   uint64_t id = number(args[0]);
   int root = int(PyLong_AsLong(args[1]));
   Plain tensor;
   if (PyErr_Occurred()) return nullptr;
-  return PyLong_FromLong(long(plain(args[2], false, tensor) ? absorb(*engine, id, root, tensor) : Outcome::mismatch));
+  return PyLong_FromLong(long(plain(args[2], args[3] == &_Py_TrueStruct, tensor) ? absorb(*engine, id, root, tensor) : Outcome::mismatch));
 }
 
 // Memory on the device as Python says it: (address, event), or None for what Python begins.

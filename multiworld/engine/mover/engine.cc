@@ -30,11 +30,11 @@ constexpr int64_t look_around_ns = 1'000'000'000;
 // And so much of one is read at once where it is wanted soon.
 constexpr uint64_t drained_bytes = 8 << 20;
 constexpr int most_events = 16;
-// An event loop that has nothing else to do waits so long for an operation without a turn, and so often between two turns.
+// An event loop that has nothing else to do waits so long for operations between two turns, and so often.
 constexpr int64_t attendance_ns = 900'000;
 constexpr int most_peeks = 16;
 // A leader looks for so long before it sleeps, where its last waits were short: to be woken on another core takes longer. If
-// nothing comes meanwhile, so many waits pass before it does so again: the peer may need this core.
+// nothing comes meanwhile, so many short waits pass before it does so again: the peer may need this core.
 constexpr int64_t look_ns = 50'000, prompt_ns = 150'000;
 constexpr int least_prompt = 4, waits_without_look = 32;
 constexpr uint32_t slot_bits = 24;
@@ -603,10 +603,12 @@ void Engine::attend(uint64_t id, int loop) {
 }
 
 bool Engine::attend(Locked& lock, uint64_t id, int loop) {
-  if (loop < 0 || leader_ || peeks_ >= most_peeks) return false;
+  if (loop < 0 || leader_) return false;
+  if (!attended_until_) attended_until_ = now_ns() + attendance_ns;
+  if (now_ns() >= attended_until_ || peeks_ >= most_peeks) return false;
   bool interrupted = false;
   peeks_++;
-  wait(lock, id, now_ns() + attendance_ns, &interrupted, loop);
+  wait(lock, id, attended_until_, &interrupted, loop);
   return true;
 }
 
@@ -641,7 +643,7 @@ std::vector<uint64_t> Engine::progress() {
   epoll_event events[most_events];
   in_progress_ = true;
   turns_++;
-  peeks_ = 0;
+  peeks_ = 0, attended_until_ = 0;
   serve(events, epoll_wait(epoll_, events, most_events, 0));
   in_progress_ = false;
   if (rung_) set(loop_, host_, 0);

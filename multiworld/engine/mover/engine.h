@@ -257,6 +257,7 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Wire, 
   int host_ = -1;  // wakes the owner
   bool in_progress_ = false, kicked_ = false, rung_ = false;
   int peeks_ = 0;          // since `progress`
+  int64_t attended_until_ = 0;  // since `progress`; 0 before
   int prompt_ = 0;         // short waits of leaders, one after the other; the leader's alone
   bool listens_ = false;   // the event loop to what comes on lanes
   uint64_t notified_ = 0;  // operations that it awaits

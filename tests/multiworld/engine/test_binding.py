@@ -478,6 +478,34 @@ def test_a_task_goes_on_in_the_callback_that_ends_what_it_alone_awaits(two: Two)
         assert asyncio.run(order(awaits)) == (False, ["the callback"])
 
 
+PYTHON_S_FUTURES = """
+import asyncio, torch, multiworld._engine, multiworld.tensors.checks
+engine = multiworld._engine.Engine(0, {}, 1 << 20)
+
+async def main():
+    loop = asyncio.get_running_loop()
+    for _ in range(100):
+        future = asyncio.futures._PyFuture(loop=loop)
+        async def awaits():
+            await future
+        task = asyncio.tasks._PyTask(awaits(), loop=loop)
+        await asyncio.sleep(0)
+        loop.call_soon(engine.go_on, future)
+        await task
+
+asyncio.run(main())
+"""
+
+
+def test_a_task_of_python_goes_on_too() -> None:
+    """Such futures give the list that they have; freed memory is overwritten here."""
+    env = {**os.environ, "PYTHONMALLOC": "debug"}
+    ended = subprocess.run(
+        [sys.executable, "-c", PYTHON_S_FUTURES], env=env, capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
 def readable(engine: Any, seconds: float = 0.0) -> bool:
     """Tell whether an event loop would have something to do."""
     return bool(select.select([engine.readable()], [], [], seconds)[0])
