@@ -18,6 +18,8 @@ from multiworld.transport.line import Line
 from multiworld.transport.reactor import Reactor
 
 MAX_BYTES = 1 << 16
+#: reports of a break that are remembered; a rogue may make up any number
+MOST_REPORTS = 64
 #: how long the reason for the end of a data connection may take to arrive on the control connections
 EXPLANATION_SECONDS = 0.05
 #: who is lost in these ways is not waited for where the others go on without the lost
@@ -207,7 +209,7 @@ class Control:
             return
         try:
             self._handle(peer, json.loads(line))
-            if self._session.failure is not None and b'"break"' in line:
+            if self._session.failure is not None and b'"break"' in line and len(self._known) < MOST_REPORTS:
                 self._known.add(line)
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             what = f"rank {peer} sent on its control connection what cannot be right: {error}"
@@ -239,7 +241,7 @@ class Control:
         elif message.get("say") == "break":
             ranks = tuple(int(rank) for rank in message.get("ranks", (peer,)))
             us = self._session.membership
-            self._reported.add(ranks)
+            self._reported |= {ranks} if len(ranks) <= us.size and len(self._reported) < MOST_REPORTS else set()
             if message.get("how") in GONE:
                 self._session.gone.update(set(ranks) & set(range(us.size)) - {us.rank})
             if self._session.failure is not None:

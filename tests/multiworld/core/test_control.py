@@ -10,7 +10,7 @@ from procs import wait_until
 from table import SOON, members
 
 from multiworld import PeerLost
-from multiworld.session.control import Control
+from multiworld.session.control import MOST_REPORTS, Control
 
 NESTED = b"[" * 30_000
 
@@ -54,6 +54,38 @@ def test_one_member_tells_all_of_an_end_that_all_notice(store: str, monkeypatch:
         assert all(world.member.gone() == {worlds[LOST].members[LOST].id} for world in left)
         monkeypatch.undo()
     assert sum(count >= LOST - 1 for count in told) <= 3  # the first, the lost one, and one that looked too early
+
+
+def test_a_silence_that_one_member_is_told_of_is_told_to_all(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others do not see it, and would take the end of who was told for the cause."""
+    told: dict[int, int] = {}
+    real = Control._tell
+
+    def tell(self: Control, message: dict[str, Any], peers: Any) -> None:
+        if message["say"] == "break":
+            told[id(self)] = max(told.get(id(self), 0), len(tuple(peers)))
+        real(self, message, peers)
+
+    with members(store, SIZE) as (worlds, _):
+        monkeypatch.setattr(Control, "_tell", tell)
+        report = b'{"say": "break", "ranks": [3], "what": "rank 3 is silent", "kind": "PeerLost", "how": "silence"}\n'
+        worlds[LOST].member.session.control._lines[0].sock.send(report)
+        first = id(worlds[0].member.session.control)
+        wait_until(lambda: all(world.failure for world in worlds), SOON, "some have not heard of it")
+        assert told[first] == SIZE - 1
+        monkeypatch.undo()
+
+
+def test_reports_that_are_made_up_are_not_kept(store: str) -> None:
+    with members(store, 2) as ((first, second), _):
+        control, sock = first.member.session.control, second.member.session.control._lines[0].sock
+        sock.setblocking(True)
+        for number in range(10 * MOST_REPORTS):
+            sock.sendall(b'{"say": "break", "ranks": [%d], "what": "made up"}\n' % number)
+        first.member.session.hub.call_and_wait(control.look)
+        wait_until(lambda: first.failure is not None, SOON, "it is not heard")
+        assert 0 < len(control._reported) <= MOST_REPORTS
+        assert len(control._known) <= MOST_REPORTS
 
 
 def test_a_report_that_reaches_one_member_only_is_told_on(store: str) -> None:

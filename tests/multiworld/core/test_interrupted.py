@@ -56,17 +56,23 @@ def test_a_wait_that_is_interrupted_before_it_waits_is_withdrawn(store: str) -> 
         assert first.failure is None
 
 
-def test_an_interrupted_exchange_loses_no_message_and_doubles_none(store: str) -> None:
-    with members(store, 2) as ((first, second), pool):
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("awaited", [False, True])
+def test_an_interrupted_exchange_loses_no_message_and_doubles_none(store: str, awaited: bool) -> None:
+    with contextlib.closing(asyncio.new_event_loop()) as loop, members(store, 2) as ((first, second), pool):
+
+        def receive(got: torch.Tensor) -> Any:
+            return loop.run_until_complete(first.recv(got, 1)) if awaited else first.sync.recv(got, 1)
+
         engine, key = first.member.session.engine, message_key(first.gid, 0)
         kept = hit = 0
         for step in range(MOST_STEPS):
             sending = pool.submit(second.sync.send, torch.full((COUNT,), float(step)), 0)
             got = torch.full((COUNT,), -1.0)
-            hit = interrupted_at(step, EXCHANGING, lambda: first.sync.recv(got, 1))  # noqa: B023 - called at once
+            hit = interrupted_at(step, EXCHANGING, lambda got=got: receive(got))
             if hit and (got[0] != step or engine.native.keeps(1, key)):
                 kept += bool(got[0] == step)
-                assert first.sync.recv(got, 1) == 1
+                assert receive(got) == 1
             sending.result(SECONDS)
             assert torch.equal(got, torch.full((COUNT,), float(step)))
             assert not engine.operations

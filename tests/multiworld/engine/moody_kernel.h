@@ -76,6 +76,7 @@ ssize_t __wrap_recvmsg(int fd, msghdr* whole, int flags) {
 }
 int __real_epoll_wait(int, epoll_event*, int, int);
 int __wrap_epoll_wait(int fd, epoll_event* events, int most, int timeout) {
-  return moody::refuses({EINTR}) ? -1 : __real_epoll_wait(fd, events, most, timeout);
+  // Only what waits is interrupted.
+  return timeout && moody::refuses({EINTR}) ? -1 : __real_epoll_wait(fd, events, most, timeout);
 }
 }
