@@ -155,6 +155,7 @@ class CudaDevice:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._index = device.index  # torch is slow to find the number of a device again
+        self._streams: dict[tuple[int, int, int], torch.cuda.Stream] = {}  # and to make the objects of streams
 
     def takes(self, tensor: torch.Tensor) -> bool:
         """Return whether ``tensor`` lies on a CUDA device; which one is checked with the other arguments."""
@@ -162,12 +163,17 @@ class CudaDevice:
 
     def capturing(self) -> bool:
         """Return whether the calling thread's current stream is being captured into a graph."""
+        if torch._C._cuda_getDevice() == self._index:
+            return bool(torch._C._cuda_isCurrentStreamCapturing())
         with torch.cuda.device(self._index):
             return bool(torch.cuda.is_current_stream_capturing())
 
     def now(self) -> Moment:
         """This moment in the calling thread's current stream."""
-        return _moment(torch.cuda.current_stream(self._index))
+        said = torch._C._cuda_getCurrentStream(self._index)
+        if (stream := self._streams.get(said)) is None:
+            stream = self._streams[said] = torch.cuda.current_stream(self._index)
+        return _moment(stream)
 
     def room(self, nbytes: int, moment: Moment) -> tuple[torch.Tensor, Moment]:
         """New memory that belongs to the stream of ``moment``, and when it may be used."""

@@ -165,11 +165,11 @@ class DriverSlot:
 
     def _connect(self, driver: Driver) -> None:
         """Let compiled code hand the messages of this channel to the launcher of its driver."""
-        native, launcher = self._session.engine.native, driver.transfers(self._adopt)
-        if native is not None and launcher is not None and ranks_of_channel(self._gid):
+        launcher = driver.transfers(self._adopt)
+        if launcher is not None and ranks_of_channel(self._gid):
             source, target = self.ranks
             receives = target == self._session.membership.rank
-            native.connect(source if receives else target, receives, launcher)
+            self._session.engine.connect(source if receives else target, receives, launcher)
 
     def _adopt(self, number: int) -> None:
         with self._session.lock:

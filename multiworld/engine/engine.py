@@ -13,8 +13,6 @@ from contextlib import AbstractContextManager, contextmanager
 from operator import methodcaller
 from typing import Any, TypeVar, cast
 
-import torch
-
 from multiworld.engine.memory import memory_of, plain_signature, ready, said, tensor_over, view_of
 from multiworld.errors import BrokenWorldException, MultiWorldError
 from multiworld.matching.agreement import CollectiveOperation
@@ -48,6 +46,7 @@ class Outcome(enum.IntEnum):
     MISMATCH = 2
     ENDED = 3
     OWED = 4
+    KEPT = 5
 
 
 class Compiled(Operation, ABC):
@@ -86,7 +85,7 @@ class Compiled(Operation, ABC):
             return
         if outcome == Outcome.OWED:
             self.engine.begin()
-        elif outcome == Outcome.DONE:
+        elif outcome in (Outcome.DONE, Outcome.KEPT):
             try:
                 self.finished(peer)
             except Exception as error:  # noqa: BLE001 - the peer's part cannot be right, and the world's end tells it
@@ -398,6 +397,10 @@ class Engine(Registry):
         #: what the backend does, or may have to do; and messages on the device that are kept
         self._going: dict[int, Compiled] = {}
         self._together: list[tuple[CompiledSend | CompiledReceive, _Message]] | None = None
+        #: messages on the device that compiled code has started without operations, by number: what makes them
+        self.held: dict[int, Callable[[], CompiledSend | CompiledReceive]] = {}
+        #: to and from which world ranks, and whether it is from, compiled code launches those
+        self.launches_alone: set[tuple[int, bool]] = set()
 
     def send(
         self,
@@ -451,51 +454,44 @@ class Engine(Registry):
                 self._start(operation, message)
         return operation
 
-    def send_plain(self, name: str, peer: int, key: int, tensor: torch.Tensor) -> CompiledSend | None:
-        """Start to send ``tensor`` if it can be told in compiled code that it is plain; else return None."""
-        with self.lock:
-            number = self._start_plain(False, peer, key, tensor)
-            return None if not number else self._begun(CompiledSend(self, name, peer, None, tensor, number))
-
-    def receive_plain(self, name: str, peer: int, key: int, tensor: torch.Tensor) -> CompiledReceive | None:
-        """Start to receive into ``tensor`` if it can be told in compiled code that it is plain; else return None."""
-        with self.lock:
-            number = self._start_plain(True, peer, key, tensor)
-            return None if not number else self._begun(CompiledReceive(self, name, (peer,), None, tensor, number))
-
     def exchanged(self, name: str, seconds: float) -> None:
         """Count a plain message that was exchanged, which took ``seconds``."""
         with self.lock:
             self.counts[name] += 1
             self.latencies[name].observe(seconds)
 
-    def adopt(self, operation: T, number: list[int]) -> T:
+    def adopt(self, make: Callable[[], T], number: list[int]) -> T:
         """Take in the operation of what is under way without one, or over, but not well. Without the lock.
 
         Args:
+            make: makes it; of a message in ``held`` that may have been taken in before.
             number: its caller's, which is 0 from then on.
         """
         with self.lock:
-            self._begun(operation)
-            operation.number, number[0] = number[0], 0
-            if self.failure is None:
-                operation.settle()
-            else:
-                operation.fail(self.failure)
+            operation = make()
+            if not operation.number:
+                self._take_in(operation, number[0])
+                if self.failure is None:
+                    operation.settle()
+                else:
+                    operation.fail(self.failure)
+            number[0] = 0
         return operation
 
-    def _start_plain(self, receives: bool, peer: int, key: int, tensor: torch.Tensor) -> int | None:
-        """Start it, unless there is something to be said that the general way says."""
-        if self.failure is not None or self.departed or self.native is None:
-            return None
-        if self.device is not None and self.device.takes(tensor):
-            return None
-        return self.native.start_tensor(receives, peer, key, tensor)  # type: ignore[no-any-return]
-
-    def _begun(self, operation: T) -> T:
+    def _take_in(self, operation: Compiled, number: int) -> None:
+        self.held.pop(number, None)
+        operation.number = number
         self.operations.add(operation)
         self.counts[operation.name] += 1
-        return operation
+        if operation.end is not None:
+            self._going[number] = operation
+
+    def _under_way(self, number: int) -> Compiled | None:
+        """What the backend has to do with, under that number."""
+        if (make := self.held.get(number)) is not None:
+            self._take_in(make(), number)
+            self._host.taken_in(number)
+        return self._going.get(number)
 
     def receive_any(
         self,
@@ -623,7 +619,7 @@ class Engine(Registry):
             raise
 
     def _launch(self, number: int, peer: int) -> None:
-        operation = self._going.get(number)
+        operation = self._under_way(number)
         if operation is None:  # a message whose receive was given up before it came: it has no memory yet
             operation = self._going[number] = CompiledReceive(self, "recv", (peer,), None, None, number)
             operation.withdrawn = True
@@ -720,6 +716,12 @@ class Engine(Registry):
         """Let go of a kept message that another receive has taken. Without the lock."""
         self.take(message.number)
 
+    def connect(self, peer: int, receives: bool, launcher: Any) -> None:
+        """Let compiled code launch messages to or from ``peer`` from now on."""
+        if self.native is not None:
+            self.native.connect(peer, receives, launcher)
+            self.launches_alone.add((peer, receives))
+
     def begun(self, number: int) -> None:
         """A message was handed to its launcher here: what is matched after it may follow it there."""
         if self.native is not None:
@@ -727,12 +729,12 @@ class Engine(Registry):
 
     def hear_end(self, number: int = 0) -> None:
         """Hear the end of a message that compiled code has handed to a launcher, or of all: it knows good ends only."""
-        if self.native is not None and (number or self._going):
+        if self.native is not None and (number or self._going or self.held):
             self._hear_ends(self.native.adopt(number))
 
     def _hear_ends(self, flown: list[tuple[int, int, bool]]) -> None:
         for number, peer, dropped in flown:
-            operation = self._going[number]
+            operation = cast("Compiled", self._under_way(number))
             launch = operation.launched(peer)
             launch.begin = methodcaller("adopt", number, operation.end, dropped=dropped)
             self._host.adopt(channel(*launch.ranks), launch)

@@ -42,6 +42,9 @@ class Host(Protocol):
     def adopt(self, number: int, launch: Launch) -> None:
         """Hear the end of a transfer that compiled code has handed to the driver of that channel."""
 
+    def taken_in(self, number: int) -> None:
+        """Let the caller of what had no operation see that it has one."""
+
     def abort(self, reason: str) -> None:
         """End the generation here and for all members."""
 

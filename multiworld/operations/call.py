@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import threading
 from collections.abc import Callable
 from functools import partial
 from types import FunctionType, TracebackType
@@ -26,8 +24,9 @@ from torch.autograd import profiler
 from multiworld.config import is_duration
 from multiworld.errors import DeviceFailed, InvalidArgument, MultiWorldError
 from multiworld.matching.membership import GroupMembers
+from multiworld.operations.giving_up import give_up, give_up_awaited
 from multiworld.process.event_loop import check_no_loop
-from multiworld.process.threads import blocking, start_or_run
+from multiworld.process.threads import blocking
 from multiworld.process.torch_modes import torch_modes_active, transform, without_torch_modes
 from multiworld.session.member import Member
 from multiworld.tensors import memory_check
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
 
     from multiworld.matching.operation import Operation
     from multiworld.session.session import Session
-
-logger = logging.getLogger(__name__)
 
 
 class GroupBase(GroupMembers):
@@ -141,25 +138,6 @@ class _Call:
         with without_torch_modes():
             return operation.result()
 
-    def _withdrawn(self, operation: Operation) -> list[Operation]:
-        """Withdraw an operation that its caller gave up; those whose memory the backend still uses."""
-        session = self._session
-        if operation.in_step:
-            session.cancelled(operation.name)
-        with session.lock:
-            operation.attach(None)
-            operation.withdraw()
-            return operation.held_by_backend()
-
-    def _detach(self, operation: Operation) -> None:
-        """Copy what is still needed of the caller's memory; without that the others would wait for us in vain."""
-        session = self._session
-        try:
-            operation.detach()
-        except Exception as error:
-            logger.exception("world %r: %s was cancelled", session.name, operation.name)
-            session.abort(f"{operation.name} was cancelled, and what the others need of it cannot be copied: {error}")
-
 
 class Call(_Call):
     """A call that is awaited in the world's event loop."""
@@ -184,46 +162,9 @@ class Call(_Call):
                 if not operation.attach(partial(session.bridge.resolve, future)):
                     return
             await future
-        except asyncio.CancelledError:
-            for held in self._withdrawn(operation):
-                await self._until_done(held)
-            self._detach(operation)
+        except BaseException as error:
+            await give_up_awaited(session, operation, error)
             raise
-        except BaseException:  # the coroutine is thrown away with its event loop, where nothing can be awaited
-            self._leave_behind(operation, self._withdrawn(operation))
-            raise
-
-    async def _until_done(self, operation: Operation) -> None:
-        """Wait for the end of an operation that cannot be withdrawn, however often the await is cancelled meanwhile.
-
-        It ends: all members take part in it, so that it is done soon, or the world breaks.
-        """
-        session = self._session
-        future = asyncio.get_running_loop().create_future()
-        with session.lock:
-            if not operation.attach(partial(session.bridge.resolve, future)):
-                return
-        while not future.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait({future})
-
-    def _leave_behind(self, operation: Operation, held: list[Operation]) -> None:
-        """Wait in another thread until the backend has released the tensors, then copy what is still needed."""
-        session = self._session
-
-        def wait() -> None:
-            for one in held:
-                ended = threading.Event()
-                with session.lock:
-                    waiting = one.attach(ended.set)
-                if waiting:
-                    ended.wait()
-            self._detach(operation)
-
-        if held:
-            start_or_run(f"mw-left-{session.name}", wait)
-        else:
-            self._detach(operation)
 
 
 class SyncCall(_Call):
@@ -243,10 +184,7 @@ class SyncCall(_Call):
                 self._wait(operation)
             except BaseException:
                 if not operation.withdrawn:  # interrupted before the wait, or after it
-                    if self._withdrawn(operation):
-                        self._session.interrupted(f"{operation.name} began")
-                    else:
-                        self._detach(operation)
+                    give_up(self._session, operation)
                 raise
         return self._result(operation)
 
@@ -255,23 +193,7 @@ class SyncCall(_Call):
         try:
             self._session.bridge.wait(operation)
         except BaseException:
-            self._give_up(operation)
-            raise
-
-    def _give_up(self, operation: Operation) -> None:
-        """Withdraw an operation; its memory is the caller's again when this returns."""
-        for held in self._withdrawn(operation):
-            self._end_now(held)
-        self._detach(operation)
-
-    def _end_now(self, operation: Operation) -> None:
-        """Wait for the end of an operation that cannot be withdrawn; a second interrupt breaks the world for it."""
-        session = self._session
-        try:
-            session.bridge.wait(operation)
-        except BaseException:
-            session.abort(f"{operation.name} was interrupted twice")
-            session.bridge.wait(operation)
+            give_up(self._session, operation)
             raise
 
 

@@ -15,7 +15,6 @@ from multiworld.matching.operation import BatchOperation, Operation
 from multiworld.matching.protocol import Mode, message_key
 from multiworld.matching.send_receive import Payload, Received, Signature
 from multiworld.serialization.pickling import allowed, dumps, loads
-from multiworld.tensors import memory_check
 from multiworld.tensors.checks import (
     check_device,
     check_list,
@@ -77,8 +76,6 @@ def send(
     engine: Engine, group: GroupMembers, tensor: torch.Tensor, dst: int, tag: int, stream: bool = False
 ) -> Operation:
     peer, key = _peer_and_key(group, "send", "dst", dst, tag)
-    if not memory_check.ACTIVE and (started := engine.send_plain("send", peer, key, tensor)) is not None:
-        return started
     code = check_source(group, "send", tensor)
     return engine.send("send", peer, key, *_source_of(engine, group, tensor, code, stream))
 
@@ -99,10 +96,6 @@ def recv(
 ) -> Operation:
     if src is not None:
         peer, key = _peer_and_key(group, "recv", "src", src, tag)
-        if not memory_check.ACTIVE and (started := engine.receive_plain("recv", peer, key, tensor)) is not None:
-            if group.size != engine.membership.size:
-                started.finish = group.ranks.index
-            return started
         code = check_tensor(group, "recv", tensor)
         place = _place_of(engine, group, tensor, code, stream)
         return _finished(engine, group, tensor, engine.receive("recv", peer, key, *place), place)

@@ -71,4 +71,4 @@ class _Adopting:
         self.device, self._engine, self._number = engine.device, engine, number
 
     def collective(self, group: GroupMembers, plan: Plan) -> CompiledCollective:
-        return self._engine.adopt(CompiledCollective(self._engine, group, plan), self._number)
+        return self._engine.adopt(lambda: CompiledCollective(self._engine, group, plan), self._number)

@@ -8,58 +8,69 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final, Literal
 
 import torch
 from torch.autograd import profiler
 
 from multiworld.engine.engine import CompiledReceive, CompiledSend, Outcome
 from multiworld.errors import MultiWorldError
-from multiworld.matching.protocol import message_key
+from multiworld.matching.device import DeviceEnd, Moment
+from multiworld.matching.protocol import CODES, Mode, message_key
 from multiworld.operations.call import Call, GroupBase, SyncCall
+from multiworld.operations.giving_up import give_up, give_up_awaited
 from multiworld.operations.p2p import MAX_TAG
 from multiworld.process.threads import blocking
+from multiworld.process.torch_modes import without_torch_modes
 from multiworld.session.bridge import PATIENCE
 from multiworld.tensors import memory_check
-
-if TYPE_CHECKING:
-    from multiworld.engine.engine import Engine
+from multiworld.tensors.on_device import received
+from multiworld.tensors.staging import writable
 
 #: shorter limits are the general way's
 LEAST_LIMIT: Final = 1.0
+#: of a message on the device: its event, where it is held, and what makes its operation
+_Device = tuple[int, dict[int, Any], Callable[[], Any]]
 
 
 @blocking
-def exchange(group: GroupBase, name: str, tensor: torch.Tensor, rank: Any, tag: Any, timeout: Any) -> bool:
+def exchange(
+    group: GroupBase, name: str, tensor: torch.Tensor, rank: Any, tag: Any, timeout: Any, stream: bool
+) -> bool:
     """Send ``tensor`` to ``rank``, or receive it, and wait for that; False if it is none of the plain messages.
 
     Raises:
         MultiWorldError: as ``Group.send`` and ``Group.recv``.
     """
-    member = group.member
-    engine = member.session.engine
+    session = group.member.session
+    engine = session.engine
     native = engine.native
     peer = _plain_peer(group, rank, tag, engine.op_timeout if timeout is None else timeout)
     if native is None or peer is None or asyncio._get_running_loop() is not None or is_watched():
         return False
+    message = _Message(group, name, peer, tensor)
+    if (device := message.on_device(stream)) is False:
+        return False
     number, began = [0], time.monotonic()
     try:
-        done = native.exchange(number, name == "recv", peer, message_key(group.gid, tag), tensor, PATIENCE)
+        key = message_key(group.gid, tag)
+        done = native.exchange(number, name == "recv", peer, key, tensor, device, PATIENCE)
         if done is None:
             return False
-        if done:
+        if done and message.is_without_operation(number):
             engine.exchanged(name, time.monotonic() - began)
             native.take(number[0])
         else:
-            _finish(group, name, engine, number, peer, tensor, timeout)
+            message.finish(number, timeout)
     except BaseException:
-        native.withdraw(number[0])  # unless it is over
+        message.give_up(number)
         raise
     return True
 
 
 async def exchange_awaited(
-    group: GroupBase, name: str, tensor: torch.Tensor, rank: Any, tag: Any, timeout: Any
+    group: GroupBase, name: str, tensor: torch.Tensor, rank: Any, tag: Any, timeout: Any, stream: bool
 ) -> bool:
     """Do as ``exchange`` does, and await it."""
     member = group.member
@@ -69,24 +80,94 @@ async def exchange_awaited(
     peer = _plain_peer(group, rank, tag, engine.op_timeout if timeout is None else timeout)
     if native is None or peer is None or loop is None or loop is not member.loop or is_watched():
         return False
+    message = _Message(group, name, peer, tensor)
+    if (device := message.on_device(stream)) is False:
+        return False
     number, began = [0], time.monotonic()
     try:
-        outcome = native.begin(number, name == "recv", peer, message_key(group.gid, tag), tensor, *bridge.turn)
+        key = message_key(group.gid, tag)
+        outcome = native.begin(number, name == "recv", peer, key, tensor, device, *bridge.turn)
         if outcome is None:
             return False
         if outcome == Outcome.PENDING:
             await bridge.ended(number[0], began)
             outcome, *_ = native.outcome(number[0])
-        if outcome == Outcome.DONE:
+        if outcome == Outcome.DONE and message.is_without_operation(number):
             engine.exchanged(name, time.monotonic() - began)
             native.take(number[0])
         else:
             with Call(group, name, timeout) as call:
-                await call.done(engine.adopt(_operation(engine, name, peer, tensor), number))
-    except BaseException:
-        native.withdraw(number[0])  # unless it is over
+                await call.done(engine.adopt(message.operation, number))
+    except BaseException as error:
+        if number[0]:
+            await give_up_awaited(session, engine.adopt(message.operation, number), error)
         raise
     return True
+
+
+class _Message:
+    """A message without an operation, as long as it needs none."""
+
+    __slots__ = ("_group", "_moment", "_name", "_operation", "_peer", "_session", "_tensor")
+
+    def __init__(self, group: GroupBase, name: str, peer: int, tensor: torch.Tensor) -> None:
+        self._group, self._name, self._peer, self._tensor = group, name, peer, tensor
+        self._session = group.member.session
+        self._moment: Moment | None = None
+        self._operation: CompiledSend | CompiledReceive | None = None
+
+    def on_device(self, stream: bool) -> _Device | Literal[False] | None:
+        """Return what compiled code has to know of one on the device; None of others, False if it cannot launch it."""
+        engine = self._session.engine
+        device = engine.device
+        if device is None or not getattr(self._tensor, "is_cuda", False):
+            return None
+        alone = (self._peer, self._name == "recv") in engine.launches_alone
+        if stream or not alone or self._tensor.device != self._group.member.torch_device:
+            return False
+        try:
+            if device.capturing():
+                return False
+            self._moment = device.now()
+        except RuntimeError:  # of the device; the general way tells more of it
+            return False
+        return self._moment.address, engine.held, self.operation
+
+    def is_without_operation(self, number: list[int]) -> bool:
+        """Tell whether one that is done has needed no operation."""
+        return self._moment is None or self._session.engine.held.pop(number[0], None) is not None
+
+    def operation(self) -> CompiledSend | CompiledReceive:
+        """Make its operation, once."""
+        if self._operation is None:
+            with without_torch_modes():
+                self._operation = self._made()
+        return self._operation
+
+    def _made(self) -> CompiledSend | CompiledReceive:
+        engine, tensor, signature, end = self._session.engine, self._tensor, None, None
+        if engine.device is not None and self._moment is not None:
+            signature = Mode.DEVICE, CODES[tensor.dtype], tensor.nbytes
+            end = DeviceEnd(engine.device, self._moment, writable(tensor).reshape(-1).view(torch.uint8))
+        if self._name == "send":
+            return CompiledSend(engine, self._name, self._peer, signature, tensor, end=end)
+        receive = CompiledReceive(engine, self._name, (self._peer,), signature, tensor, end=end)
+        if end is not None:
+            receive.finish = received(self._group, tensor, receive)
+        return receive
+
+    def finish(self, number: list[int], timeout: float | None) -> None:
+        """Go on the general way, in this thread, with what is not done yet, or not well."""
+        try:
+            with SyncCall(self._group, self._name, timeout) as call:
+                call.done(call.engine.adopt(self.operation, number))
+        except MultiWorldError as error:
+            raise error.without_frames() from error.__cause__  # the caller's line says where
+
+    def give_up(self, number: list[int]) -> None:
+        """Give it up in this thread, if it was started and has no operation that was."""
+        if number[0]:
+            give_up(self._session, self._session.engine.adopt(self.operation, number))
 
 
 def _plain_peer(group: GroupBase, rank: Any, tag: Any, limit: Any) -> int | None:
@@ -102,26 +183,3 @@ def _plain_peer(group: GroupBase, rank: Any, tag: Any, limit: Any) -> int | None
 def is_watched() -> bool:
     """Tell whether a profiler or the check of memory follows this call; compiled code asks for modes and transforms."""
     return memory_check.ACTIVE or profiler._is_profiler_enabled
-
-
-def _operation(engine: Engine, name: str, peer: int, tensor: torch.Tensor) -> CompiledSend | CompiledReceive:
-    if name == "send":
-        return CompiledSend(engine, name, peer, None, tensor)
-    return CompiledReceive(engine, name, (peer,), None, tensor)
-
-
-def _finish(
-    group: GroupBase,
-    name: str,
-    engine: Engine,
-    number: list[int],
-    peer: int,
-    tensor: torch.Tensor,
-    timeout: float | None,
-) -> None:
-    """Go on the general way with a message that is not done yet, or not well."""
-    try:
-        with SyncCall(group, name, timeout) as call:
-            call.done(engine.adopt(_operation(engine, name, peer, tensor), number))
-    except MultiWorldError as error:
-        raise error.without_frames() from error.__cause__  # the caller's line says where

@@ -166,6 +166,10 @@ class Session:
         """Hear the end of a transfer that compiled code has handed to the driver of that channel."""
         self.slot(number).adopt(launch)
 
+    def taken_in(self, number: int) -> None:
+        """Let the caller of what had no operation see that it has one."""
+        self.bridge.let_look(number)
+
     def aside(self, function: Callable[[], None]) -> None:
         """Run ``function`` soon in a thread of its own."""
         start_or_run(f"mw-aside-{self.name}", function)

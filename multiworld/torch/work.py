@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from multiworld.errors import MultiWorldError
 from multiworld.operations.call import GroupBase, SyncCall
+from multiworld.operations.giving_up import give_up
 from multiworld.process.threads import blocking
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class WorkCall(SyncCall):
     def give_up(self) -> None:
         """Withdraw the operation, unless it is done or withdrawn: its tensors are the caller's again."""
         if not (self.operation.done or self.operation.withdrawn):
-            self._give_up(self.operation)
+            give_up(self._session, self.operation)
 
     def set_deadline(self) -> None:
         """Start the clock."""

@@ -141,7 +141,7 @@ class Group(GroupBase):
             PeerLost, OpTimeout, WorldClosed: the world is broken or closed.
             InvalidArgument: wrong rank, kind of tensor, layout or device.
         """
-        if await exchange_awaited(self, "send", tensor, dst, tag, timeout):
+        if await exchange_awaited(self, "send", tensor, dst, tag, timeout, stream):
             return
         with self._call(self, "send", timeout) as call:
             await call.done(p2p.send(call.engine, self, tensor, dst, tag, stream))
@@ -173,7 +173,7 @@ class Group(GroupBase):
             PeerLost, OpTimeout, WorldClosed: the world is broken or closed.
             InvalidArgument: as in ``send``.
         """
-        if src is not None and await exchange_awaited(self, "recv", tensor, src, tag, timeout):
+        if src is not None and await exchange_awaited(self, "recv", tensor, src, tag, timeout, stream):
             return src
         with self._call(self, "recv", timeout) as call:
             source: int = await call.done(p2p.recv(call.engine, self, tensor, src, tag, stream))
@@ -446,7 +446,7 @@ class SyncGroup(SyncBase, GroupBase):
     def send(
         self, tensor: torch.Tensor, dst: int, *, tag: int = 0, stream: bool = False, timeout: float | None = None
     ) -> None:
-        if not exchange(self, "send", tensor, dst, tag, timeout):
+        if not exchange(self, "send", tensor, dst, tag, timeout, stream):
             self._send(tensor, dst, tag=tag, stream=stream, timeout=timeout)
 
     send.__doc__ = Group.send.__doc__
@@ -460,7 +460,7 @@ class SyncGroup(SyncBase, GroupBase):
         stream: bool = False,
         timeout: float | None = None,
     ) -> int:
-        if src is not None and exchange(self, "recv", tensor, src, tag, timeout):
+        if src is not None and exchange(self, "recv", tensor, src, tag, timeout, stream):
             return src
         return self._recv(tensor, src, tag=tag, stream=stream, timeout=timeout)
 

@@ -47,27 +47,31 @@ Engine* engine_of(PyObject* self) {
 PyObject* call(PyObject* object, Name method) { return PyObject_CallMethodObjArgs(object, names[method], nullptr); }
 
 struct Plain {
+  bool on_device = false;  // wanted there, or on the CPU
   uint8_t code = 0;
   char* data = nullptr;
   uint64_t nbytes = 0;
 };
 
-// Whether a tensor is plain. Memory that is written must be torch's own: another's may be read-only.
+// Whether a tensor is plain. Memory on the CPU that is written must be torch's own: another's may be read-only.
 bool is_plain(PyObject* tensor, bool written, Plain& found) {
   if (PyDict_GetItemWithError(plain_types, type_of(tensor)) == nullptr) return false;
   Ref kind(PyObject_CallFunctionObjArgs(kind_of, tensor, nullptr));
-  if (!kind || PyDict_GetItemWithError(plain_kinds, kind.get()) != &_Py_TrueStruct) return false;
+  PyObject* wanted = found.on_device ? &_Py_FalseStruct : &_Py_TrueStruct;
+  if (!kind || PyDict_GetItemWithError(plain_kinds, kind.get()) != wanted) return false;
   if (!Ref(call(tensor, n_is_contiguous)).is_true()) return false;
   Ref dtype(PyObject_GetAttr(tensor, names[n_dtype]));
   PyObject* code = dtype ? PyDict_GetItemWithError(codes, dtype.get()) : nullptr;
-  Ref storage(code ? call(tensor, n_untyped_storage) : nullptr);
-  if (!storage || (written && !Ref(call(storage.get(), n_resizable)).is_true())) return false;
+  if (!code) return false;
   found.code = uint8_t(PyLong_AsLong(code));
   found.nbytes = Ref(PyObject_GetAttr(tensor, names[n_nbytes])).number();
   uint64_t address = Ref(call(tensor, n_data_ptr)).number();
+  found.data = reinterpret_cast<char*>(address);
+  if (found.on_device) return !PyErr_Occurred();
+  Ref storage(call(tensor, n_untyped_storage));
+  if (!storage || (written && !Ref(call(storage.get(), n_resizable)).is_true())) return false;
   uint64_t begin = Ref(call(storage.get(), n_data_ptr)).number();
   uint64_t length = Ref(call(storage.get(), n_nbytes)).number();
-  found.data = reinterpret_cast<char*>(address);
   // A storage that was resized is no longer what the tensor says.
   return !PyErr_Occurred() && (!found.nbytes || (begin && address + found.nbytes <= begin + length));
 }
@@ -171,41 +175,62 @@ PyObject* heartbeats(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return none();
 }
 
-// A message as (receives, peer, key, tensor) say it; false if the tensor is not plain, or with an error set.
-bool plain_message(PyObject* const* args, Message& message) {
-  bool receives = args[0] == &_Py_TrueStruct;
+// A plain message, and of one on the device what it is noted in until its caller is done with it, and as what.
+struct PlainMessage {
+  Message message;
+  PyObject *held = nullptr, *keeper = nullptr;
+};
+
+// A message as (receives, peer, key, tensor, device) say it: `device` is None for the CPU, else (event, held, keeper). False if the
+// tensor is not plain, or with an error set.
+bool plain_message(PyObject* const* args, PlainMessage& found) {
+  bool receives = args[0] == &_Py_TrueStruct, on_device = args[4] != &_Py_NoneStruct;
   int peer = int(PyLong_AsLong(args[1]));
   uint64_t key = number(args[2]);
-  Plain tensor;
-  if (PyErr_Occurred() || !plain(args[3], receives, tensor)) return false;
-  message = {receives, false, peer, key, {mode_fixed, tensor.code, tensor.nbytes}, tensor.data, {}, true};
+  unsigned long long after = 0;
+  if (PyErr_Occurred() || (on_device && !PyArg_ParseTuple(args[4], "KOO", &after, &found.held, &found.keeper))) return false;
+  Plain tensor{on_device};
+  if (!plain(args[3], receives, tensor)) return false;
+  Signature signature{on_device ? mode_device : mode_fixed, tensor.code, tensor.nbytes};
+  found.message = {receives, on_device, peer, key, signature, tensor.data, {}, true, reinterpret_cast<void*>(after)};
   return true;
 }
 
-// start_tensor(receives, peer, key, tensor): the number of the operation; None if the tensor is not plain.
-PyObject* start_tensor(PyObject* self, PyObject* const* args, Py_ssize_t count) {
-  Engine* engine = engine_of(self);
-  Message message;
-  if (!engine || !count_is(count, 4)) return nullptr;
-  if (!plain_message(args, message)) return PyErr_Occurred() ? nullptr : none();
-  return PyLong_FromUnsignedLongLong(unlocked([&] { return engine->start(message); }));
+// Start a message and let its caller `go_on` with it, without the interpreter's lock. Its number goes into the list `number` before a
+// signal handler can run; 0 if nothing was started, or with an error set. One on the device is started and noted under that lock, so
+// that whoever is to begin it instead, in Python, finds it.
+template <class F>
+uint64_t started(Engine& engine, const PlainMessage& plain, PyObject* number, F go_on) {
+  uint64_t id = 0;
+  auto start = [&] { return id = engine.start_plain(plain.message); };
+  auto rest = [&] { return go_on(id), 0; };
+  if (!plain.message.on_device) {
+    unlocked([&] { return start() ? rest() : 0; });
+  } else if (start()) {
+    Ref noted(PyLong_FromUnsignedLongLong(id));
+    if (!noted || PyDict_SetItem(plain.held, noted.get(), plain.keeper) < 0) return engine.withdraw(id), 0;
+    unlocked(rest);
+  }
+  return id && PyList_SetItem(number, 0, PyLong_FromUnsignedLongLong(id)) == 0 ? id : 0;
 }
 
-// exchange(number, receives, peer, key, tensor, seconds): send or receive a tensor, and wait for that. True if it is done, False if
-// it is not or not well; None if nothing was started. The operation's number, which is still to be taken, goes into the list
-// `number` before a signal handler can run.
+// exchange(number, receives, peer, key, tensor, device, seconds): send or receive a tensor, and wait for that. True if it is done, False
+// if it is not or not well; None if nothing was started. Its number is still to be taken, see `started`.
 PyObject* exchange(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   Engine* engine = reinterpret_cast<EngineObject*>(self)->engine->get();
-  if (!count_is(count, 6)) return nullptr;
+  if (!count_is(count, 7)) return nullptr;
   bool interrupted = false;
-  int64_t until = deadline(args[5]);
-  Message message;
+  int64_t until = deadline(args[6]);
+  PlainMessage plain;
   if (PyErr_Occurred()) return nullptr;
-  if (engine->forked() || watched() || !plain_message(args + 1, message)) return PyErr_Occurred() ? nullptr : none();
+  if (engine->forked() || watched() || !plain_message(args + 1, plain)) return PyErr_Occurred() ? nullptr : none();
   Outcome outcome = Outcome::pending;
-  uint64_t id = unlocked([&] { return engine->exchange(message, until, &interrupted, &outcome); });
-  if (!id) return none();
-  if (PyList_SetItem(args[0], 0, PyLong_FromUnsignedLongLong(id)) < 0 || (interrupted && !heeded(*engine, id))) return nullptr;
+  uint64_t id = started(*engine, plain, args[0], [&](uint64_t id) {
+    engine->wait(id, until, &interrupted);
+    engine->look(id, &outcome);
+  });
+  if (!id) return PyErr_Occurred() ? nullptr : none();
+  if (interrupted && !heeded(*engine, id)) return nullptr;
   return PyBool_FromLong(outcome == Outcome::done);
 }
 
@@ -219,19 +244,18 @@ bool ranks_of(PyObject* tuple, std::vector<int>& ranks) {
 // (ready, loop): the descriptor of an event loop that has nothing else to do, as `ready` is false; else -1.
 int loop_of(PyObject* const* args) { return PyObject_IsTrue(args[0]) == 0 ? int(PyLong_AsLong(args[1])) : -1; }
 
-// begin(number, receives, peer, key, tensor, ready, loop): begin to send or receive a tensor, whose end `progress` reports. Its
-// outcome; None if nothing was started. Its number goes into the list `number`, as with `exchange`.
+// begin(number, receives, peer, key, tensor, device, ready, loop): begin to send or receive a tensor, whose end `progress` reports. Its
+// outcome; None if nothing was started. All else as with `exchange`.
 PyObject* begin(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   Engine* engine = reinterpret_cast<EngineObject*>(self)->engine->get();
-  if (!count_is(count, 7)) return nullptr;
-  int loop = loop_of(args + 5);
-  Message message;
+  if (!count_is(count, 8)) return nullptr;
+  int loop = loop_of(args + 6);
+  PlainMessage plain;
   if (PyErr_Occurred()) return nullptr;
-  if (engine->forked() || watched() || !plain_message(args + 1, message)) return PyErr_Occurred() ? nullptr : none();
+  if (engine->forked() || watched() || !plain_message(args + 1, plain)) return PyErr_Occurred() ? nullptr : none();
   Outcome outcome = Outcome::pending;
-  uint64_t id = unlocked([&] { return engine->begin(message, loop, &outcome); });
-  if (!id) return none();
-  if (PyList_SetItem(args[0], 0, PyLong_FromUnsignedLongLong(id)) < 0) return nullptr;
+  uint64_t id = started(*engine, plain, args[0], [&](uint64_t id) { outcome = engine->begin(id, loop); });
+  if (!id) return PyErr_Occurred() ? nullptr : none();
   return PyLong_FromLong(long(outcome));
 }
 
@@ -271,7 +295,11 @@ PyObject* broadcast(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   memcpy(&fingerprint[16], &tensor.nbytes, 8);
   std::vector<Span> outgoing(us == root ? ranks.size() : 0, Span{tensor.data, tensor.nbytes});
   Outcome outcome = Outcome::pending;
-  uint64_t id = unlocked([&] { return engine->begin(group, ranks, fingerprint, outgoing, loop, &outcome); });
+  uint64_t id = unlocked([&] {
+    uint64_t id = engine->start_plain(group, ranks, fingerprint, outgoing);
+    if (id) outcome = engine->begin(id, loop);
+    return id;
+  });
   if (!id) return none();
   if (PyList_SetItem(args[0], 0, PyLong_FromUnsignedLongLong(id)) < 0) return nullptr;
   return PyLong_FromLong(long(outcome == Outcome::done ? absorb(*engine, id, ranks[root], tensor) : outcome));
@@ -742,7 +770,6 @@ void engine_free(PyObject* self) {
 
 PyMethodDef engine_methods[] = {
     FAST("begin_at", begin_at),
-    FAST("start_tensor", start_tensor),
     FAST("exchange", exchange),
     FAST("begin", begin),
     PLAIN("go_on", go_on, METH_O),

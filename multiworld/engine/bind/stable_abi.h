@@ -62,7 +62,7 @@ constexpr int METH_NOARGS = 0x0004, METH_O = 0x0008, METH_FASTCALL = 0x0080;
 constexpr int Py_tp_alloc = 47, Py_tp_dealloc = 52, Py_tp_methods = 64, Py_tp_new = 65, Py_tp_free = 74;
 constexpr int abi_version = 3;
 
-extern PyObject _Py_NoneStruct, _Py_TrueStruct;
+extern PyObject _Py_NoneStruct, _Py_TrueStruct, _Py_FalseStruct;
 extern PyObject *PyExc_TypeError, *PyExc_OSError, *PyExc_RuntimeError, *PyExc_ValueError;
 extern PyTypeObject PyDict_Type, PyBytes_Type, PyLong_Type;
 

@@ -20,6 +20,7 @@ enum class Outcome : uint8_t {
   mismatch = 2,   // the peer has something else, see `theirs`; the world goes on
   ended = 3,      // the world is broken or closed
   owed = 4,       // not the core's: it is pending, and there is something to begin on the backend
+  kept = 5,       // nor this: it is done, and its payload lies on the device in memory of an earlier receive
 };
 
 struct Signature {

@@ -73,6 +73,11 @@ void quiet(int eventfd) {
   [[maybe_unused]] ssize_t got = read(eventfd, &count, sizeof count);
 }
 
+Outcome outcome_of(const Operation& operation) {
+  bool kept = operation.type == Operation::Type::receive && static_cast<const ReceiveOperation&>(operation).taken;
+  return kept && operation.succeeded() ? Outcome::kept : operation.outcome;
+}
+
 // The engines of this process. A fork waits until none is being made or freed. The guard may use these to the very end.
 std::mutex& all_mutex = *new std::mutex;
 std::set<Engine*>& all = *new std::set<Engine*>;
@@ -252,14 +257,20 @@ void Engine::let_go(Slot& slot) {
 
 // ---- waiting
 
-uint64_t Engine::exchange(const Message& message, int64_t until, bool* interrupted, Outcome* outcome) {
+uint64_t Engine::start_plain(const Message& message) {
   Locked lock(*this);
   if (ended_ || said_bye_) return 0;
-  uint64_t id = take_up(made(message));
-  wait(lock, id, until, interrupted);
-  Slot* slot = find(id);
-  *outcome = slot ? slot->operation->outcome : Outcome::pending;
-  return id;
+  if (message.on_device) {
+    const Route& route = routes_[{message.peer, message.receives}];
+    if (!route.launcher || route.owed || !message.data) return 0;
+  }
+  return take_up(made(message));
+}
+
+uint64_t Engine::start_plain(uint64_t group, std::vector<int> ranks, std::string fingerprint, const std::vector<Span>& outgoing) {
+  Locked lock(*this);
+  if (ended_ || said_bye_) return 0;
+  return take_up(core_.collective(group, std::move(ranks), std::move(fingerprint), false, outgoing));
 }
 
 bool Engine::wait(uint64_t id, int64_t until, bool* interrupted) {
@@ -301,9 +312,10 @@ void Engine::lead(Locked& lock, Slot& slot, int64_t patience_ns, bool* interrupt
   int patience_ms = int(patience_ns / 1'000'000) + 1;
   leader_ = &slot;
   listen(false);
+  bool looks = !slot.launcher;  // what ends on the device needs this core for other threads
   lock.unlock();
   int64_t began = now_ns();
-  int count = look_before_sleep(events);
+  int count = looks ? look_before_sleep(events) : 0;
   if (!count) {
     if (loop >= 0) count = poll(both, 2, patience_ms);
     if (count >= 0) count = epoll_wait(epoll_, events, most_events, loop < 0 ? patience_ms : 0);
@@ -430,7 +442,7 @@ OperationRef Engine::look(uint64_t id, Outcome* outcome) {
   Locked lock(*this);
   Slot* slot = find(id);
   if (outcome) {
-    *outcome = slot ? slot->operation->outcome : Outcome::pending;
+    *outcome = slot ? outcome_of(*slot->operation) : Outcome::pending;
     if (*outcome == Outcome::pending && !owed_.empty()) *outcome = Outcome::owed;
   }
   return slot ? slot->operation : nullptr;
@@ -577,24 +589,14 @@ void Engine::adopt(Slot& slot, std::vector<Flown>& flown) {
   flown.push_back({slot.id, slot.operation->peer, adopted == Adopted::dropped});
 }
 
-uint64_t Engine::begin(const Message& message, int loop, Outcome* outcome) {
+Outcome Engine::begin(uint64_t id, int loop) {
   Locked lock(*this);
-  return ended_ || said_bye_ ? 0 : begun(lock, made(message), loop, outcome);
-}
-
-uint64_t Engine::begin(uint64_t group, std::vector<int> ranks, std::string fingerprint, const std::vector<Span>& outgoing, int loop,
-                       Outcome* outcome) {
-  Locked lock(*this);
-  if (ended_ || said_bye_) return 0;
-  return begun(lock, core_.collective(group, std::move(ranks), std::move(fingerprint), false, outgoing), loop, outcome);
-}
-
-uint64_t Engine::begun(Locked& lock, const OperationRef& operation, int loop, Outcome* outcome) {
-  uint64_t id = take_up(operation);
-  if (!attend(lock, id, loop) && !operation->done()) peek();
-  *outcome = operation->outcome;
-  if (Slot* slot = find(id); slot && loop != for_thread && !operation->done()) be_told(*slot);
-  return id;
+  Slot* slot = find(id);
+  if (slot && !slot->operation->done() && !attend(lock, id, loop)) peek();
+  slot = find(id);
+  if (!slot) return Outcome::pending;
+  if (loop != for_thread && !slot->operation->done()) be_told(*slot);
+  return outcome_of(*slot->operation);
 }
 
 void Engine::attend(uint64_t id, int loop) {

@@ -88,14 +88,15 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Wire, 
   // Move parts of a collective that was in `owed`; it is there again when all of them are done.
   void exchange(uint64_t id, const std::vector<Part>& parts);
 
-  // Start a message and move the data until it is done, as `wait` does. 0 if nothing is started any more.
-  uint64_t exchange(const Message& message, int64_t until, bool* interrupted, Outcome* outcome);
+  // Start a message whose caller goes on with it in compiled code. 0 if nothing is started: any more, or on the device where the
+  // owner would have to begin it.
+  uint64_t start_plain(const Message& message);
 
   // Move the data until the operation is done: true. False at `until`, in nanoseconds of the monotonic clock; as soon as there
   // is something in `owed`; or when it is time to look for signals, and then `interrupted` is set.
   bool wait(uint64_t id, int64_t until, bool* interrupted);
   // The operation; null if there is none of that number. What it holds may be read once it is done. With `outcome`, also
-  // that: what is pending is owed where there is something in `owed`.
+  // that: what is pending is owed where there is something in `owed`, what is done may be kept.
   OperationRef look(uint64_t id, Outcome* outcome = nullptr);
   // Let go of one that is done. Until then it can be withdrawn: a message that came is kept for the next receive.
   void take(uint64_t id);
@@ -126,13 +127,12 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Wire, 
 
   // For an event loop: report the end of `id` in `progress`. False if it is done already, or by what has come by now.
   bool notify(uint64_t id);
-  // Start a message for an event loop, as `notify` does. 0 if nothing is started any more.
-  // `loop` is as for `attend`; or -1; or `for_thread`, which calls `wait`.
+  // As `notify`, of what was started for an event loop; its outcome. `loop` is as for `attend`; or -1; or `for_thread`, which
+  // calls `wait`.
   static constexpr int for_thread = -2;
-  uint64_t begin(const Message& message, int loop, Outcome* outcome);
-  // The same for a collective whose payloads travel with the fingerprints.
-  uint64_t begin(uint64_t group, std::vector<int> ranks, std::string fingerprint, const std::vector<Span>& outgoing, int loop,
-                 Outcome* outcome);
+  Outcome begin(uint64_t id, int loop);
+  // Start a collective whose payloads travel with the fingerprints, for `begin`. 0 if nothing is started any more.
+  uint64_t start_plain(uint64_t group, std::vector<int> ranks, std::string fingerprint, const std::vector<Span>& outgoing);
   // Wait for a moment, for an event loop that has nothing else to do, until `id` is done or `loop`, its descriptor, readable.
   void attend(uint64_t id, int loop);
   // Move what is ready; the operations that are done since, and 0 if something is owed.
@@ -204,7 +204,6 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Wire, 
   void report(Slot& slot);
   void ring_loop();
   void peek();
-  uint64_t begun(Locked& lock, const OperationRef& operation, int loop, Outcome* outcome);
   void be_told(Slot& slot);
   bool attend(Locked& lock, uint64_t id, int loop);
   void lead(Locked& lock, Slot& slot, int64_t patience_ns, bool* interrupted, int loop);

@@ -150,17 +150,15 @@ def test_other_lengths_and_dtypes_are_a_mismatch_for_both_and_the_world_goes_on(
     ids=["strides", "conjugate", "meta", "sparse", "subclass"],
 )
 def test_what_is_not_plain_is_left_to_python(two: Two, unusual: torch.Tensor) -> None:
-    assert two.a.start_tensor(False, 1, 7, unusual) is None
-    assert two.a.start_tensor(True, 1, 7, unusual) is None
     assert exchange(two.a, False, 1, unusual, SECONDS) == (None, 0)
+    assert exchange(two.a, True, 1, unusual, SECONDS) == (None, 0)
 
 
 def test_what_is_plain_needs_no_check_of_pythons(two: Two) -> None:
     sent, got = torch.nn.Parameter(torch.tensor([3.0])), torch.zeros(2, 1)[1]
     for tensor in (sent, got):
         see_plain(tensor)
-    numbers = two.a.start_tensor(False, 1, 7, sent), two.b.start_tensor(True, 0, 7, got)
-    two.run(lambda: two.a.wait(numbers[0], SECONDS), lambda: two.b.wait(numbers[1], SECONDS))
+    two.run(lambda: exchange(two.a, False, 1, sent, SECONDS), lambda: exchange(two.b, True, 0, got, SECONDS))
     assert got.item() == 3.0
 
 
@@ -168,13 +166,13 @@ def test_what_is_plain_needs_no_check_of_pythons(two: Two) -> None:
 def test_memory_that_is_not_there_is_left_to_python(two: Two, receives: bool) -> None:
     resized = torch.zeros(100)
     resized.untyped_storage().resize_(8)
-    assert two.a.start_tensor(receives, 1, 7, resized) is None
+    assert exchange(two.a, receives, 1, resized, SECONDS) == (None, 0)
 
 
 def test_memory_that_may_be_read_only_is_left_to_python(two: Two) -> None:
     foreign = torch.frombuffer(bytearray(8), dtype=torch.uint8)
-    assert two.a.start_tensor(True, 1, 7, foreign) is None
-    assert two.a.start_tensor(False, 1, 7, foreign)
+    assert exchange(two.a, True, 1, foreign, SECONDS) == (None, 0)
+    assert exchange(two.a, False, 1, foreign, 0.0)[0] is False
 
 
 def test_a_withdrawn_receive_leaves_its_message_for_the_next(two: Two) -> None:
@@ -217,7 +215,7 @@ def test_a_whole_call_that_is_too_late_is_withdrawn(two: Two) -> None:
 def exchange(engine: Any, receives: bool, peer: int, tensor: torch.Tensor, seconds: float) -> tuple[Any, int]:
     """Exchange a message of key 7; whether it is done, and its number."""
     number = [0]
-    return engine.exchange(number, receives, peer, 7, tensor, seconds), number[0]
+    return engine.exchange(number, receives, peer, 7, tensor, None, seconds), number[0]
 
 
 def test_a_message_is_exchanged_in_one_call_of_each(two: Two) -> None:
@@ -443,7 +441,7 @@ def test_what_comes_at_once_leaves_turns_to_others_of_the_loop(two: Two, idle: b
             while not outcomes or outcomes[-1] == DONE:
                 start_recv(two.b, 0, 7, torch.zeros(1))  # the post is in the socket
                 numbers.append([0])
-                outcomes.append(two.a.begin(numbers[-1], False, 1, 7, torch.ones(1), *turn))
+                outcomes.append(two.a.begin(numbers[-1], False, 1, 7, torch.ones(1), None, *turn))
                 assert len(outcomes) < 100
             assert (len(outcomes), outcomes[-1]) == (17, PENDING)
             assert two.a.progress() == numbers[-1]  # it is told, and the next ones may be looked for again
