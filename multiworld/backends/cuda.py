@@ -164,7 +164,7 @@ class CudaDevice:
     def capturing(self) -> bool:
         """Return whether the calling thread's current stream is being captured into a graph."""
         if torch._C._cuda_getDevice() == self._index:
-            return bool(torch._C._cuda_isCurrentStreamCapturing())
+            return bool(torch.cuda.is_current_stream_capturing())
         with torch.cuda.device(self._index):
             return bool(torch.cuda.is_current_stream_capturing())
 

@@ -49,6 +49,7 @@ class _Call:
 
     Args:
         timeout: seconds; None is the world's ``op_timeout``.
+        under_way: whether the operation is, so that an interrupt leaves no half of a start.
 
     Raises:
         InvalidArgument: the timeout cannot be right, or a transform of ``torch.func`` surrounds the call.
@@ -62,7 +63,7 @@ class _Call:
     __slots__ = ("_name", "_outside", "_session", "_started", "_timeout", "_watch", "_watched", "engine")
     _enter: Callable[[Member, str], Session]
 
-    def __init__(self, group: GroupBase, name: str, timeout: float | None) -> None:
+    def __init__(self, group: GroupBase, name: str, timeout: float | None, under_way: bool = False) -> None:
         if timeout is not None and not is_duration(timeout):
             what = f"timeout is {timeout!r}"
             raise _invalid(group, name, what, "pass seconds above 0; None is the world's op_timeout")
@@ -70,7 +71,7 @@ class _Call:
             what = "called inside a transform of torch.func (vmap, grad, jvp)"
             raise _invalid(group, name, what, "call it outside")
         self._session = session = self._enter(group.member, name)
-        self._name, self._timeout, self._started = name, timeout, False
+        self._name, self._timeout, self._started = name, timeout, under_way
         self._outside: contextlib.ExitStack | None = None  # of the caller's modes, until the operation is started
         self._watched: contextlib.ExitStack | None = None  # by a profiler, and by the check of memory, until the end
         self._watch: Callable[[Operation], Operation] | None = None
@@ -173,9 +174,9 @@ class SyncCall(_Call):
     __slots__ = ()
     _enter = staticmethod(Member.enter)
 
-    def __init__(self, group: GroupBase, name: str, timeout: float | None) -> None:
+    def __init__(self, group: GroupBase, name: str, timeout: float | None, under_way: bool = False) -> None:
         check_no_loop(name, group.member.name, group.member.world_rank)
-        super().__init__(group, name, timeout)
+        super().__init__(group, name, timeout, under_way)
 
     def done(self, operation: Operation) -> Any:
         """Wait for the operation and return its result; an interrupt withdraws it."""

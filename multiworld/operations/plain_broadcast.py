@@ -54,7 +54,7 @@ async def broadcast_plain(
             engine.exchanged("broadcast", time.monotonic() - began)
             native.take(number[0])
         else:
-            with call(group, "broadcast", timeout) as general:
+            with call(group, "broadcast", timeout, under_way=True) as general:
                 await general.done(broadcast(_Adopting(engine, number), group, tensor, src))  # type: ignore[arg-type]
     except BaseException:
         if number[0]:

@@ -64,7 +64,8 @@ def exchange(
         else:
             message.finish(number, timeout)
     except BaseException:
-        message.give_up(number)
+        if (operation := message.not_given_up(number)) is not None:
+            give_up(session, operation)
         raise
     return True
 
@@ -96,11 +97,11 @@ async def exchange_awaited(
             engine.exchanged(name, time.monotonic() - began)
             native.take(number[0])
         else:
-            with Call(group, name, timeout) as call:
+            with Call(group, name, timeout, under_way=True) as call:
                 await call.done(engine.adopt(message.operation, number))
     except BaseException as error:
-        if number[0]:
-            await give_up_awaited(session, engine.adopt(message.operation, number), error)
+        if (operation := message.not_given_up(number)) is not None:
+            await give_up_awaited(session, operation, error)
         raise
     return True
 
@@ -159,15 +160,17 @@ class _Message:
     def finish(self, number: list[int], timeout: float | None) -> None:
         """Go on the general way, in this thread, with what is not done yet, or not well."""
         try:
-            with SyncCall(self._group, self._name, timeout) as call:
+            with SyncCall(self._group, self._name, timeout, under_way=True) as call:
                 call.done(call.engine.adopt(self.operation, number))
         except MultiWorldError as error:
             raise error.without_frames() from error.__cause__  # the caller's line says where
 
-    def give_up(self, number: list[int]) -> None:
-        """Give it up in this thread, if it was started and has no operation that was."""
-        if number[0]:
-            give_up(self._session, self._session.engine.adopt(self.operation, number))
+    def not_given_up(self, number: list[int]) -> CompiledSend | CompiledReceive | None:
+        """Return the operation of one that was started, unless that was given up."""
+        if not number[0] and self._operation is None:
+            return None
+        operation = self._session.engine.adopt(self.operation, number)
+        return None if operation.withdrawn else operation
 
 
 def _plain_peer(group: GroupBase, rank: Any, tag: Any, limit: Any) -> int | None:

@@ -15,6 +15,8 @@ STARTING = ("engine/engine.py",)
 
 #: files in which a waiting thread exchanges a plain message
 EXCHANGING = ("plain_messages.py", "engine/engine.py")
+#: and the file in which it gives one up
+GIVING_UP = ("giving_up.py",)
 
 
 def interrupted_at(step: int, file: str | tuple[str, ...], call: Callable[[], Any]) -> bool:

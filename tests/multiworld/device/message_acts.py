@@ -10,7 +10,9 @@ import torch
 
 from multiworld import P2P, MultiWorld
 from multiworld.lab.context import Context
+from multiworld.matching.protocol import message_key
 from tests.multiworld.device.members import DEVICE, SECONDS, Place, error_of, numbers, on_device, room, run, world
+from tests.multiworld.interrupts import EXCHANGING, GIVING_UP, interrupted_at
 
 
 def exchange(_: Context, place: Place, rank: int, dtypes: list[torch.dtype]) -> list[list[Any]]:
@@ -212,6 +214,57 @@ def cancelled(_: Context, place: Place, rank: int) -> Any:
             return came
 
     return run(main)
+
+
+def overtaking(_: Context, place: Place, rank: int) -> Any:
+    """Messages that wait in compiled code, matched behind one whose memory is found when it comes."""
+
+    async def main() -> Any:
+        async with world(place, rank, 2) as w:
+            session, taken_in = w.member.session, []
+            session.taken_in = lambda number: taken_in.append(number) or type(session).taken_in(session, number)
+            right = []
+            for turn in range(30):
+                small, large = numbers(4, turn), numbers(1 << 12, turn)
+                await w.barrier()
+                if rank:
+                    got = room(4)
+                    _, came = await asyncio.gather(w.recv(got, 0, tag=1), w.recv_tensor(0, tag=2))
+                    right.append(torch.equal(got.cpu(), small.cpu()) and torch.equal(came.cpu(), large.cpu()))
+                else:
+                    await asyncio.gather(w.send_tensor(large, 1, tag=2), w.send(small, 1, tag=1))
+            await w.barrier()
+            return all(right), bool(taken_in), len(session.engine.held), len(session.engine.operations)
+
+    return run(main)
+
+
+def interrupted(_: Context, place: Place, rank: int) -> int:
+    """Receives that are interrupted at each step in turn; how often the message was there by then."""
+    os.environ["NCCL_HOSTID"] = f"host-{rank}"
+    with MultiWorld(op_timeout=SECONDS) as mw:
+        w = mw.sync.join("w", rank, 2, store=place.store, backend=place.backend, device=DEVICE)
+        engine, key = w.member.session.engine, message_key(w.gid, 0)
+        hit, kept, step = True, 0, -2  # the communicator is there at the second message, and launches alone
+        while hit:
+            step += 1
+            if rank == 0:
+                w.sync.send(numbers(64, step), 1)
+                hit = w.sync.recv_object(1)
+                continue
+            got = room(64)
+            if step < 1:
+                w.sync.recv(got, 0)
+            else:
+                hit = interrupted_at(step, (*EXCHANGING, *GIVING_UP), lambda got=got: w.sync.recv(got, 0))
+            if hit and (got.cpu()[0] != step or engine.native.keeps(0, key)):
+                kept += bool(got.cpu()[0] == step)
+                w.sync.recv(got, 0)
+            assert got.cpu().tolist() == [float(step + place) for place in range(64)], step
+            assert not (engine.operations or engine.held), step
+            w.sync.send_object(hit, 0)
+        w.sync.barrier()
+        return kept
 
 
 def ordered(_: Context, place: Place, rank: int, stream: bool) -> Any:

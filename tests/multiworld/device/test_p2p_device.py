@@ -76,6 +76,20 @@ def test_a_cancelled_receive_loses_no_message(members: Cluster) -> None:
     assert members.all(2, message_acts.cancelled)[1] == [float(value) for value in range(20)]
 
 
+def test_a_message_without_an_operation_gets_one_behind_what_python_begins(members: Cluster, backend: str) -> None:
+    _, (right, taken_in, held, left) = members.all(2, message_acts.overtaking)
+    assert right
+    assert taken_in == (backend == "nccl"), "torch-nccl launches all in Python"
+    assert (held, left) == (0, 0)
+
+
+def test_an_interrupted_receive_loses_no_message(members: Cluster, backend: str) -> None:
+    if backend == "torch-nccl":
+        pytest.skip("Python begins its messages, and an interrupt there ends the world")
+    kept = members.all(2, message_acts.interrupted)[1]
+    assert kept, "no interrupt came between the message and its receiver"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_order_of_the_callers_stream_is_kept(members: Cluster, stream: bool) -> None:
     found = members.all(2, message_acts.ordered, stream)[1]
