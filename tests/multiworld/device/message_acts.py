@@ -261,7 +261,8 @@ def interrupted(_: Context, place: Place, rank: int) -> int:
                 kept += bool(got.cpu()[0] == step)
                 w.sync.recv(got, 0)
             assert got.cpu().tolist() == [float(step + place) for place in range(64)], step
-            assert not (engine.operations or engine.held), step
+            assert not engine.operations, step
+            assert not engine.held, step
             w.sync.send_object(hit, 0)
         w.sync.barrier()
         return kept
