@@ -168,12 +168,16 @@ class CudaDevice:
         with torch.cuda.device(self._index):
             return bool(torch.cuda.is_current_stream_capturing())
 
-    def now(self) -> Moment:
-        """This moment in the calling thread's current stream."""
+    def stream(self) -> torch.cuda.Stream:
+        """The calling thread's current stream."""
         said = torch._C._cuda_getCurrentStream(self._index)
         if (stream := self._streams.get(said)) is None:
             stream = self._streams[said] = torch.cuda.current_stream(self._index)
-        return _moment(stream)
+        return stream
+
+    def now(self) -> Moment:
+        """This moment in the calling thread's current stream."""
+        return _moment(self.stream())
 
     def room(self, nbytes: int, moment: Moment) -> tuple[torch.Tensor, Moment]:
         """New memory that belongs to the stream of ``moment``, and when it may be used."""
@@ -184,7 +188,7 @@ class CudaDevice:
 
     def copies_of(self, tensors: Sequence[torch.Tensor], moment: Moment) -> tuple[list[torch.Tensor], Moment]:
         """Copies of what is in ``tensors`` from ``moment`` on, made in the calling thread's current stream."""
-        here = torch.cuda.current_stream(self._index)
+        here = self.stream()
         here.wait_event(moment.event)
         return [tensor.clone() for tensor in tensors], _moment(here)
 
@@ -194,7 +198,7 @@ class CudaDevice:
         What belongs to another stream is copied. ``record_stream`` would save the copy, but to free memory with
         recorded streams is a CUDA call in a destructor: on a lost device it ends the process.
         """
-        here = torch.cuda.current_stream(self._index)
+        here = self.stream()
         here.wait_event(moment.event)
         if here == moment.stream:
             return tensor

@@ -47,6 +47,7 @@ class Outcome(enum.IntEnum):
     ENDED = 3
     OWED = 4
     KEPT = 5
+    ENQUEUED = 6
 
 
 class Compiled(Operation, ABC):
@@ -471,6 +472,8 @@ class Engine(Registry):
             operation = make()
             if not operation.number:
                 self._take_in(operation, number[0])
+                if operation.end is not None and operation.end.streamed:
+                    self.hear_end(number[0])
                 if self.failure is None:
                     operation.settle()
                 else:
@@ -481,8 +484,9 @@ class Engine(Registry):
     def _take_in(self, operation: Compiled, number: int) -> None:
         self.held.pop(number, None)
         operation.number = number
-        self.operations.add(operation)
-        self.counts[operation.name] += 1
+        if not operation.done:  # else its caller has gone on with the stream
+            self.operations.add(operation)
+            self.counts[operation.name] += 1
         if operation.end is not None:
             self._going[number] = operation
 
@@ -633,7 +637,8 @@ class Engine(Registry):
         self._host.launch(slot, launch)
 
     def _dropped(self, number: int) -> None:
-        """Let go of an operation that was withdrawn, and has ended before the backend began it."""
+        """Let go of one that was withdrawn, and has ended before the backend began it, or that its caller has left."""
+        self.held.pop(number, None)
         operation = self._going.pop(number, None)
         if operation is not None:
             operation.settle()
@@ -738,6 +743,9 @@ class Engine(Registry):
             launch = operation.launched(peer)
             launch.begin = methodcaller("adopt", number, operation.end, dropped=dropped)
             self._host.adopt(channel(*launch.ranks), launch)
+            if operation.done:
+                self.over(operation)
+                self.take(number)
 
     def launches(self) -> set[Launch]:
         """See ``Registry.launches``."""

@@ -36,6 +36,9 @@ class Device(Protocol):
     def capturing(self) -> bool:
         """Return whether the calling thread's current stream is being captured into a graph."""
 
+    def stream(self) -> Any:
+        """The calling thread's current stream."""
+
     def now(self) -> Moment:
         """This moment in the calling thread's current stream."""
 

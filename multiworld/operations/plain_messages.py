@@ -30,8 +30,9 @@ from multiworld.tensors.staging import writable
 
 #: shorter limits are the general way's
 LEAST_LIMIT: Final = 1.0
-#: of a message on the device: its event, where it is held, and what makes its operation
-_Device = tuple[int, dict[int, Any], Callable[[], Any]]
+#: of a message on the device: its event, whether its caller goes on with the stream, where it is held, and what makes
+#: its operation
+_Device = tuple[int, bool, dict[int, Any], Callable[[], Any]]
 
 
 @blocking
@@ -49,18 +50,17 @@ def exchange(
     peer = _plain_peer(group, rank, tag, engine.op_timeout if timeout is None else timeout)
     if native is None or peer is None or asyncio._get_running_loop() is not None or is_watched():
         return False
-    message = _Message(group, name, peer, tensor)
-    if (device := message.on_device(stream)) is False:
+    message = _Message(group, name, peer, tensor, stream)
+    if (device := message.on_device()) is False:
         return False
     number, began = [0], time.monotonic()
     try:
         key = message_key(group.gid, tag)
-        done = native.exchange(number, name == "recv", peer, key, tensor, device, PATIENCE)
-        if done is None:
+        outcome = native.exchange(number, name == "recv", peer, key, tensor, device, PATIENCE)
+        if outcome is None:
             return False
-        if done and message.is_without_operation(number):
+        if message.is_over(native, outcome, number):
             engine.exchanged(name, time.monotonic() - began)
-            native.take(number[0])
         else:
             message.finish(number, timeout)
     except BaseException:
@@ -81,8 +81,8 @@ async def exchange_awaited(
     peer = _plain_peer(group, rank, tag, engine.op_timeout if timeout is None else timeout)
     if native is None or peer is None or loop is None or loop is not member.loop or is_watched():
         return False
-    message = _Message(group, name, peer, tensor)
-    if (device := message.on_device(stream)) is False:
+    message = _Message(group, name, peer, tensor, stream)
+    if (device := message.on_device()) is False:
         return False
     number, began = [0], time.monotonic()
     try:
@@ -93,9 +93,8 @@ async def exchange_awaited(
         if outcome == Outcome.PENDING:
             await bridge.ended(number[0], began)
             outcome, *_ = native.outcome(number[0])
-        if outcome == Outcome.DONE and message.is_without_operation(number):
+        if message.is_over(native, outcome, number):
             engine.exchanged(name, time.monotonic() - began)
-            native.take(number[0])
         else:
             with Call(group, name, timeout, under_way=True) as call:
                 await call.done(engine.adopt(message.operation, number))
@@ -109,22 +108,22 @@ async def exchange_awaited(
 class _Message:
     """A message without an operation, as long as it needs none."""
 
-    __slots__ = ("_group", "_moment", "_name", "_operation", "_peer", "_session", "_tensor")
+    __slots__ = ("_engine", "_group", "_left", "_moment", "_name", "_operation", "_peer", "_stream", "_tensor")
 
-    def __init__(self, group: GroupBase, name: str, peer: int, tensor: torch.Tensor) -> None:
-        self._group, self._name, self._peer, self._tensor = group, name, peer, tensor
-        self._session = group.member.session
+    def __init__(self, group: GroupBase, name: str, peer: int, tensor: torch.Tensor, stream: bool) -> None:
+        self._group, self._name, self._peer, self._tensor, self._stream = group, name, peer, tensor, stream
+        self._engine, self._left = group.member.session.engine, False
         self._moment: Moment | None = None
         self._operation: CompiledSend | CompiledReceive | None = None
 
-    def on_device(self, stream: bool) -> _Device | Literal[False] | None:
+    def on_device(self) -> _Device | Literal[False] | None:
         """Return what compiled code has to know of one on the device; None of others, False if it cannot launch it."""
-        engine = self._session.engine
+        engine = self._engine
         device = engine.device
         if device is None or not getattr(self._tensor, "is_cuda", False):
             return None
         alone = (self._peer, self._name == "recv") in engine.launches_alone
-        if stream or not alone or self._tensor.device != self._group.member.torch_device:
+        if not alone or self._tensor.device != self._group.member.torch_device:
             return False
         try:
             if device.capturing():
@@ -132,28 +131,49 @@ class _Message:
             self._moment = device.now()
         except RuntimeError:  # of the device; the general way tells more of it
             return False
-        return self._moment.address, engine.held, self.operation
+        return self._moment.address, self._stream, engine.held, self.operation
 
-    def is_without_operation(self, number: list[int]) -> bool:
-        """Tell whether one that is done has needed no operation."""
-        return self._moment is None or self._session.engine.held.pop(number[0], None) is not None
+    def is_over(self, native: Any, outcome: int, number: list[int]) -> bool:
+        """Tell whether its caller can go on, and let go of it; False if it has an operation, or needs one."""
+        if outcome == Outcome.ENQUEUED:
+            return self._leaves(native, number[0])
+        if outcome != Outcome.DONE or not (self._moment is None or self._engine.held.pop(number[0], None)):
+            return False
+        native.take(number[0])
+        return True
+
+    def _leaves(self, native: Any, number: int) -> bool:
+        """Let the caller go on with the stream."""
+        engine = self._engine
+        if engine.device is None or not native.join(number, engine.device.stream().cuda_stream):
+            return False
+        with engine.lock:
+            if number not in engine.held:
+                return False
+            self._left = True
+            if native.leave(number):
+                del engine.held[number]
+                native.take(number)
+        return True
 
     def operation(self) -> CompiledSend | CompiledReceive:
         """Make its operation, once."""
         if self._operation is None:
             with without_torch_modes():
                 self._operation = self._made()
+            self._operation.done = self._left
         return self._operation
 
     def _made(self) -> CompiledSend | CompiledReceive:
-        engine, tensor, signature, end = self._session.engine, self._tensor, None, None
+        engine, tensor, signature, end = self._engine, self._tensor, None, None
         if engine.device is not None and self._moment is not None:
             signature = Mode.DEVICE, CODES[tensor.dtype], tensor.nbytes
-            end = DeviceEnd(engine.device, self._moment, writable(tensor).reshape(-1).view(torch.uint8))
+            memory = writable(tensor).reshape(-1).view(torch.uint8)
+            end = DeviceEnd(engine.device, self._moment, memory, self._stream)
         if self._name == "send":
             return CompiledSend(engine, self._name, self._peer, signature, tensor, end=end)
         receive = CompiledReceive(engine, self._name, (self._peer,), signature, tensor, end=end)
-        if end is not None:
+        if end is not None and not self._left:
             receive.finish = received(self._group, tensor, receive)
         return receive
 
@@ -169,7 +189,7 @@ class _Message:
         """Return the operation of one that was started, unless that was given up."""
         if not number[0] and self._operation is None:
             return None
-        operation = self._session.engine.adopt(self.operation, number)
+        operation = self._engine.adopt(self.operation, number)
         return None if operation.withdrawn else operation
 
 

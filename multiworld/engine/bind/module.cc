@@ -181,18 +181,20 @@ struct PlainMessage {
   PyObject *held = nullptr, *keeper = nullptr;
 };
 
-// A message as (receives, peer, key, tensor, device) say it: `device` is None for the CPU, else (event, held, keeper). False if the
-// tensor is not plain, or with an error set.
+// A message as (receives, peer, key, tensor, device) say it: `device` is None for the CPU, else (event, streamed, held, keeper). False
+// if the tensor is not plain, or with an error set.
 bool plain_message(PyObject* const* args, PlainMessage& found) {
   bool receives = args[0] == &_Py_TrueStruct, on_device = args[4] != &_Py_NoneStruct;
   int peer = int(PyLong_AsLong(args[1]));
   uint64_t key = number(args[2]);
   unsigned long long after = 0;
-  if (PyErr_Occurred() || (on_device && !PyArg_ParseTuple(args[4], "KOO", &after, &found.held, &found.keeper))) return false;
+  int streamed = 0;
+  if (PyErr_Occurred()) return false;
+  if (on_device && !PyArg_ParseTuple(args[4], "KiOO", &after, &streamed, &found.held, &found.keeper)) return false;
   Plain tensor{on_device};
   if (!plain(args[3], receives, tensor)) return false;
   Signature signature{on_device ? mode_device : mode_fixed, tensor.code, tensor.nbytes};
-  found.message = {receives, on_device, peer, key, signature, tensor.data, {}, true, reinterpret_cast<void*>(after)};
+  found.message = {receives, on_device, peer, key, signature, tensor.data, {}, true, reinterpret_cast<void*>(after), streamed != 0};
   return true;
 }
 
@@ -214,8 +216,8 @@ uint64_t started(Engine& engine, const PlainMessage& plain, PyObject* number, F 
   return id && PyList_SetItem(number, 0, PyLong_FromUnsignedLongLong(id)) == 0 ? id : 0;
 }
 
-// exchange(number, receives, peer, key, tensor, device, seconds): send or receive a tensor, and wait for that. True if it is done, False
-// if it is not or not well; None if nothing was started. Its number is still to be taken, see `started`.
+// exchange(number, receives, peer, key, tensor, device, seconds): send or receive a tensor, and wait for that. Its outcome; None if
+// nothing was started. Its number is still to be taken, see `started`.
 PyObject* exchange(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   Engine* engine = reinterpret_cast<EngineObject*>(self)->engine->get();
   if (!count_is(count, 7)) return nullptr;
@@ -231,7 +233,7 @@ PyObject* exchange(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   });
   if (!id) return PyErr_Occurred() ? nullptr : none();
   if (interrupted && !heeded(*engine, id)) return nullptr;
-  return PyBool_FromLong(outcome == Outcome::done);
+  return PyLong_FromLong(long(outcome));
 }
 
 bool ranks_of(PyObject* tuple, std::vector<int>& ranks) {
@@ -488,6 +490,18 @@ PyObject* withdraw(Engine& engine, uint64_t id) {
   std::vector<Flown> flown;
   return unlocked([&] { return engine.withdraw(id, &flown); }) ? flown_list(flown) : none();
 }
+
+// join(number, stream): let the stream of a caller wait for the end of a message that is in the stream; false if CUDA refuses that.
+PyObject* join(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  Engine* engine = engine_of(self);
+  if (!engine || !count_is(count, 2)) return nullptr;
+  uint64_t id = number(args[0]);
+  auto* stream = reinterpret_cast<void*>(number(args[1]));
+  if (PyErr_Occurred()) return nullptr;
+  return PyBool_FromLong(unlocked([&] { return engine->join(id, stream).empty(); }));
+}
+
+PyObject* leave(Engine& engine, uint64_t id) { return PyBool_FromLong(engine.leave(id)); }
 
 PyObject* landed(Engine& engine, uint64_t id) { return unlocked([&] { return engine.landed(id), 0; }), none(); }
 
@@ -791,6 +805,8 @@ PyMethodDef engine_methods[] = {
     PLAIN("begun", of<begun>, METH_O),
     PLAIN("adopt", of<adopt>, METH_O),
     FAST("connect", connect),
+    FAST("join", join),
+    PLAIN("leave", of<leave>, METH_O),
     PLAIN("landed", of<landed>, METH_O),
     PLAIN("keep", of<keep>, METH_O),
     PLAIN("on_device", of<on_device>, METH_O),

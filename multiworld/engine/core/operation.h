@@ -21,6 +21,7 @@ enum class Outcome : uint8_t {
   ended = 3,      // the world is broken or closed
   owed = 4,       // not the core's: it is pending, and there is something to begin on the backend
   kept = 5,       // nor this: it is done, and its payload lies on the device in memory of an earlier receive
+  enqueued = 6,   // nor this: it is pending, and in the stream, which is all that its caller waits for
 };
 
 struct Signature {

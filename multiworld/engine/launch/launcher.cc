@@ -19,10 +19,10 @@ void Launcher::open(const Functions& functions, void* stream, void* comm) {
   if (comm) communicator_ = std::make_unique<Communicator>(functions_, comm, cancelled_);
 }
 
-bool Launcher::add(uint64_t number, std::vector<Call> calls, void* after, bool prepared, Ended ended) {
+bool Launcher::add(uint64_t number, std::vector<Call> calls, void* after, bool prepared, Told ended, Told enqueued) {
   auto launch = std::make_shared<Launch>(events_);
   launch->number = number, launch->calls = std::move(calls), launch->after = after, launch->prepared = prepared;
-  launch->ended = std::move(ended);
+  launch->ended = std::move(ended), launch->enqueued = std::move(enqueued);
   {
     Lock lock(mutex_);
     if (stopped_) return false;
@@ -138,8 +138,13 @@ bool Launcher::begin(Lock& lock, const LaunchRef& launch) {
   if (!error.empty()) {
     halted_ = true;
     report(*launch, Report::Type::failed, std::move(error));
-  } else {
-    put(lock, launch);
+    return false;
+  }
+  put(lock, launch);
+  if (launch->enqueued) {
+    lock.unlock();
+    launch->enqueued(launch->number);
+    lock.lock();
   }
   return false;
 }

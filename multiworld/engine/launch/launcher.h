@@ -50,16 +50,16 @@ enum class Adopted : uint8_t {
 
 class Launcher {
  public:
-  using Ended = std::function<void(uint64_t)>;
+  using Told = std::function<void(uint64_t)>;
 
   // The stream, and the communicator: null if all calls of launches are the owner's, who then looks for failures, too. Before any
   // launch.
   void open(const Functions& functions, void* stream, void* comm);
 
   // Launch after those before it, when `after` has happened; an event, or null. Its number is the owner's choice. With `prepared`, the
-  // owner makes the calls. With `ended`, that is told of a good end, in a thread of the launcher's and instead of a report. False
-  // once nothing is launched any more.
-  bool add(uint64_t number, std::vector<Call> calls, void* after, bool prepared, Ended ended = {});
+  // owner makes the calls. With `ended`, that is told of a good end, in a thread of the launcher's and instead of a report; and
+  // `enqueued` when it is in the stream, which may be told later than that. False once nothing is launched any more.
+  bool add(uint64_t number, std::vector<Call> calls, void* after, bool prepared, Told ended = {}, Told enqueued = {});
   // Report the end of one that was added with `ended`.
   Adopted adopt(uint64_t number);
   // Report when it is launched. True if it is already, and then nothing is reported.
@@ -92,7 +92,7 @@ class Launcher {
     std::vector<Call> calls;
     void *after = nullptr, *end = nullptr;
     bool prepared = false, told = false, launched = false;
-    Ended ended;
+    Told ended, enqueued;
   };
   using LaunchRef = std::shared_ptr<Launch>;
   using Lock = std::unique_lock<std::mutex>;

@@ -43,6 +43,8 @@ constexpr uint64_t max_value_bytes = 1 << 20;
 // And so much of them waits for the owner at most.
 constexpr uint64_t most_value_bytes = 16 << 20;
 constexpr int uint8_of_nccl = 1;  // ncclUint8
+// So many messages that were left by their callers are let go of together.
+constexpr size_t most_over = 16;
 
 int64_t now_ns() {
   timespec time;
@@ -71,11 +73,6 @@ void set(int epoll, int descriptor, uint32_t events) {
 void quiet(int eventfd) {
   uint64_t count;
   [[maybe_unused]] ssize_t got = read(eventfd, &count, sizeof count);
-}
-
-Outcome outcome_of(const Operation& operation) {
-  bool kept = operation.type == Operation::Type::receive && static_cast<const ReceiveOperation&>(operation).taken;
-  return kept && operation.succeeded() ? Outcome::kept : operation.outcome;
 }
 
 // The engines of this process. A fork waits until none is being made or freed. The guard may use these to the very end.
@@ -251,7 +248,8 @@ void Engine::let_go(Slot& slot) {
   slot.operation->id = 0;
   slot.operation.reset();
   notified_ -= slot.notify;
-  slot.notify = slot.waiting = false;
+  slot.notify = slot.waiting = slot.streamed = slot.enqueued = slot.begun_by_owner = false;
+  left_ -= std::exchange(slot.left, false);
   free_.push_back(uint32_t(slot.id & ((uint64_t(1) << slot_bits) - 1)));
 }
 
@@ -264,7 +262,9 @@ uint64_t Engine::start_plain(const Message& message) {
     const Route& route = routes_[{message.peer, message.receives}];
     if (!route.launcher || route.owed || !message.data) return 0;
   }
-  return take_up(made(message));
+  uint64_t id = take_up(made(message));
+  find(id)->streamed = message.streamed;
+  return id;
 }
 
 uint64_t Engine::start_plain(uint64_t group, std::vector<int> ranks, std::string fingerprint, const std::vector<Span>& outgoing) {
@@ -283,7 +283,7 @@ bool Engine::wait(Locked& lock, uint64_t id, int64_t until, bool* interrupted, i
   if (!slot) return true;
   auto over = [&] {
     Slot* now = find(id);  // another thread may let go of it meanwhile, and its place be another's
-    return !now || now->operation->done();
+    return !now || now->done();
   };
   int64_t look_around = now_ns() + look_around_ns;
   slot->waiting = true;
@@ -438,11 +438,19 @@ bool Engine::pay(bool* ours) {
 
 // ---- outcomes
 
+// The outcome as the owner hears it.
+Outcome Engine::told(const Slot& slot) {
+  const Operation& operation = *slot.operation;
+  if (!operation.done()) return slot.done() ? Outcome::enqueued : Outcome::pending;
+  bool kept = operation.type == Operation::Type::receive && static_cast<const ReceiveOperation&>(operation).taken;
+  return kept && operation.succeeded() ? Outcome::kept : operation.outcome;
+}
+
 OperationRef Engine::look(uint64_t id, Outcome* outcome) {
   Locked lock(*this);
   Slot* slot = find(id);
   if (outcome) {
-    *outcome = slot ? outcome_of(*slot->operation) : Outcome::pending;
+    *outcome = slot ? told(*slot) : Outcome::pending;
     if (*outcome == Outcome::pending && !owed_.empty()) *outcome = Outcome::owed;
   }
   return slot ? slot->operation : nullptr;
@@ -499,6 +507,8 @@ std::vector<Owed> Engine::owed() {
   Locked lock(*this);
   std::vector<Owed> owed;
   owed.swap(owed_);
+  owed.insert(owed.end(), over_.begin(), over_.end());
+  over_.clear();
   return owed;
 }
 
@@ -543,13 +553,16 @@ bool Engine::fly(MessageOperation& message, Slot& slot, Route& route) {
   bool receives = message.type == Operation::Type::receive;
   char* to = receives ? static_cast<ReceiveOperation&>(message).to : nullptr;
   const char* from = receives ? nullptr : static_cast<SendOperation&>(message).payload.data;
-  if (!route.launcher || route.owed || message.withdrawn || !(to || from)) return false;
+  if (!route.launcher || route.owed || message.withdrawn || slot.begun_by_owner || !(to || from)) return false;
   // The communicator has two members: who sends, and who receives.
   Call call{receives ? Call::Kind::recv : Call::Kind::send, from, to, message.signature.nbytes, uint8_of_nccl, 0, !receives};
-  auto ended = [weak = weak_from_this()](uint64_t id) {
-    if (std::shared_ptr<Engine> engine = weak.lock()) engine->flown(id);
+  auto told = [weak = weak_from_this()](void (Engine::*how)(uint64_t)) {
+    return [weak, how](uint64_t id) {
+      if (std::shared_ptr<Engine> engine = weak.lock()) (engine.get()->*how)(id);
+    };
   };
-  if (!route.launcher->add(slot.id, {call}, message.after, false, ended)) return false;
+  bool adds = route.launcher->add(slot.id, {call}, message.after, false, told(&Engine::flown), told(&Engine::enqueued));
+  if (!adds) return false;
   slot.launcher = route.launcher;
   return true;
 }
@@ -560,10 +573,22 @@ void Engine::flown(uint64_t id) {
   if (slot && slot->launcher) land(*slot);
 }
 
+void Engine::enqueued(uint64_t id) {
+  Locked lock(*this);
+  Slot* slot = find(id);
+  if (!slot || !slot->launcher) return;  // it has ended by now, or its owner hears it
+  slot->enqueued = true;
+  if (slot->streamed) report(*slot);
+}
+
 // The launch of a message that needs no owner has ended well.
 void Engine::land(Slot& slot) {
   slot.launcher.reset();
   OperationRef operation = slot.operation;
+  if (std::exchange(slot.left, false)) {
+    over_.push_back({slot.id, false, operation->peer});
+    if (!--left_ || over_.size() >= most_over) tell({Event::Type::owed});
+  }
   if (operation->type == Operation::Type::receive) {
     core_.landed(std::static_pointer_cast<ReceiveOperation>(operation));
   } else {
@@ -575,6 +600,7 @@ std::vector<Flown> Engine::adopt(uint64_t id) {
   Locked lock(*this);
   std::vector<Flown> flown;
   for (Slot& slot : slots_) {
+    if (slot.id == id && !slot.launcher) slot.begun_by_owner = true;
     if (!id || slot.id == id) adopt(slot, flown);
   }
   return flown;
@@ -585,18 +611,37 @@ void Engine::adopt(Slot& slot, std::vector<Flown>& flown) {
   Adopted adopted = slot.launcher->adopt(slot.id);
   if (adopted == Adopted::over) return land(slot);
   slot.launcher.reset();
+  slot.streamed = false;
+  left_ -= std::exchange(slot.left, false);
   notified_ -= std::exchange(slot.notify, false);  // its owner tells its end
   flown.push_back({slot.id, slot.operation->peer, adopted == Adopted::dropped});
+}
+
+std::string Engine::join(uint64_t id, void* stream) {
+  std::shared_ptr<Launcher> launcher;
+  {
+    Locked lock(*this);
+    if (Slot* slot = find(id)) launcher = slot->launcher;
+  }
+  return launcher ? launcher->join(id, stream) : std::string();
+}
+
+bool Engine::leave(uint64_t id) {
+  Locked lock(*this);
+  Slot* slot = find(id);
+  if (!slot || slot->operation->done()) return true;
+  slot->left = true, left_++;
+  return false;
 }
 
 Outcome Engine::begin(uint64_t id, int loop) {
   Locked lock(*this);
   Slot* slot = find(id);
-  if (slot && !slot->operation->done() && !attend(lock, id, loop)) peek();
+  if (slot && !slot->done() && !attend(lock, id, loop)) peek();
   slot = find(id);
   if (!slot) return Outcome::pending;
-  if (loop != for_thread && !slot->operation->done()) be_told(*slot);
-  return outcome_of(*slot->operation);
+  if (loop != for_thread && !slot->done()) be_told(*slot);
+  return told(*slot);
 }
 
 void Engine::attend(uint64_t id, int loop) {

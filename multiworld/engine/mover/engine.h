@@ -51,6 +51,7 @@ struct Message {
   std::string tail;       // what is sent after it
   bool borrowed = true;   // `data` is the caller's memory until the end, else it is copied at once
   void* after = nullptr;  // event before which `data` on the device is not to be used
+  bool streamed = false;  // a plain one: its caller waits until it is in the stream
 };
 
 // A message on the device that was launched without the owner, whose end it is to hear now: as a report of the launcher, unless
@@ -122,7 +123,12 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Wire, 
   void connect(int peer, bool receives, std::shared_ptr<Launcher> launcher);
   // A message that was in `owed` has been given to its launcher.
   void begun(uint64_t id);
-  // Let the owner hear the end of one that was launched without it, or for 0 of all; what has ended well is done.
+  // Let the stream of a caller wait for the end of one that is in the stream; an error in words.
+  std::string join(uint64_t id, void* stream);
+  // Its caller goes on with the stream, and its end is in `owed`; true if it is done already.
+  bool leave(uint64_t id);
+  // Let the owner hear the end of one that was launched without it, or for 0 of all; what has ended well is done. One that is not
+  // launched yet is the owner's to begin.
   std::vector<Flown> adopt(uint64_t id);
 
   // For an event loop: report the end of `id` in `progress`. False if it is done already, or by what has come by now.
@@ -185,6 +191,10 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Wire, 
     uint64_t id = 0;
     std::atomic<uint32_t> word{0};  // changes when its thread has to look
     bool waiting = false, notify = false;
+    // Of a message on the device: whether its caller waits for the stream alone, it is there, the caller has left with it; and
+    // whether its owner is to begin it, whatever can be launched without.
+    bool streamed = false, enqueued = false, left = false, begun_by_owner = false;
+    bool done() const { return operation->done() || (streamed && enqueued); }
     Route* owed = nullptr;               // where it is to begin
     std::shared_ptr<Launcher> launcher;  // that tells its end
   };
@@ -197,8 +207,10 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Wire, 
   void let_go(Slot& slot);
   bool fly(MessageOperation& message, Slot& slot, Route& route);
   void flown(uint64_t id);
+  void enqueued(uint64_t id);
   void land(Slot& slot);
   void adopt(Slot& slot, std::vector<Flown>& flown);
+  static Outcome told(const Slot& slot);
   void has_begun(Slot& slot);
   void wake(Slot& slot);
   void report(Slot& slot);
@@ -247,6 +259,8 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Wire, 
   std::vector<Slot*> awakened_;  // once the lock is free: who is woken needs it
   std::vector<uint64_t> done_;   // for the event loop
   std::vector<Owed> owed_;
+  std::vector<Owed> over_;  // left by their callers, and done: nobody needs to look at once
+  size_t left_ = 0;         // and those that are not
   std::map<std::pair<int, bool>, Route> routes_;  // by peer, and whether it sends
   std::vector<Event> events_;
   uint64_t value_bytes_ = 0;  // in these

@@ -216,7 +216,7 @@ def cancelled(_: Context, place: Place, rank: int) -> Any:
     return run(main)
 
 
-def overtaking(_: Context, place: Place, rank: int) -> Any:
+def overtaking(_: Context, place: Place, rank: int, stream: bool) -> Any:
     """Messages that wait in compiled code, matched behind one whose memory is found when it comes."""
 
     async def main() -> Any:
@@ -229,10 +229,11 @@ def overtaking(_: Context, place: Place, rank: int) -> Any:
                 await w.barrier()
                 if rank:
                     got = room(4)
-                    _, came = await asyncio.gather(w.recv(got, 0, tag=1), w.recv_tensor(0, tag=2))
+                    _, came = await asyncio.gather(w.recv(got, 0, tag=1, stream=stream), w.recv_tensor(0, tag=2))
                     right.append(torch.equal(got.cpu(), small.cpu()) and torch.equal(came.cpu(), large.cpu()))
                 else:
-                    await asyncio.gather(w.send_tensor(large, 1, tag=2), w.send(small, 1, tag=1))
+                    await asyncio.gather(w.send_tensor(large, 1, tag=2), w.send(small, 1, tag=1, stream=stream))
+            await w.synchronize()
             await w.barrier()
             return all(right), bool(taken_in), len(session.engine.held), len(session.engine.operations)
 

@@ -8,9 +8,14 @@ import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
-from multiworld import BrokenWorldException, MultiWorld, WorldBroken
+from multiworld import BrokenWorldException, MultiWorld, World, WorldBroken
 from multiworld.lab.context import Context
 from tests.multiworld.device.members import DEVICE, SECONDS, Place, error_of, numbers, room, run, world
+
+
+async def met(w: World, rank: int) -> None:
+    """Exchange a message from rank 0 to 1, after which compiled code launches those that follow it."""
+    await (w.send(room(4), 1) if rank == 0 else w.recv(room(4), 0))
 
 
 def pipelined(context: Context, place: Place, rank: int, count: int) -> Any:
@@ -20,6 +25,7 @@ def pipelined(context: Context, place: Place, rank: int, count: int) -> Any:
         async with world(place, rank, 2) as w:
             tensors = [numbers(1 << 18, value) if rank == 0 else room(1 << 18) for value in range(count)]
             await w.all_reduce(room(4))
+            await met(w, rank)
             context.send(os.getpid())
             await asyncio.to_thread(context.recv)
             for tensor in tensors:
@@ -41,6 +47,7 @@ def fails_later(context: Context, place: Place, rank: int, then: str) -> Any:
             w = await mw.join("w", rank, 2, store=place.store, backend=place.backend, device=DEVICE)
             tensor = room(1 << 22)
             await w.all_reduce(room(4))
+            await met(w, rank)
             context.send(os.getpid())
             await asyncio.to_thread(context.recv)
             if rank == 1:
@@ -57,6 +64,25 @@ def fails_later(context: Context, place: Place, rank: int, then: str) -> Any:
                 error = await _broken(events)
             threads = {thread.name for thread in threading.enumerate()}
             return type(error).__name__, error.world, "mw-hub" in threads
+
+    return run(main)
+
+
+def forgotten(_: Context, place: Place, rank: int, count: int) -> Any:
+    """Enqueue, and wait until nothing of that is held; whether compiled code launched all of it."""
+
+    async def main() -> Any:
+        async with world(place, rank, 2) as w:
+            session, taken_in = w.member.session, []
+            session.taken_in = lambda number: taken_in.append(number) or type(session).taken_in(session, number)
+            await met(w, rank)
+            await w.barrier()
+            for value in range(count):
+                await (w.send(numbers(64, value), 1, stream=True) if rank == 0 else w.recv(room(64), 0, stream=True))
+            while session.engine.held:
+                await asyncio.sleep(0.001)
+            await w.barrier()
+            return not taken_in, len(session.engine.operations), session.counters().operations
 
     return run(main)
 

@@ -76,8 +76,11 @@ def test_a_cancelled_receive_loses_no_message(members: Cluster) -> None:
     assert members.all(2, message_acts.cancelled)[1] == [float(value) for value in range(20)]
 
 
-def test_a_message_without_an_operation_gets_one_behind_what_python_begins(members: Cluster, backend: str) -> None:
-    _, (right, taken_in, held, left) = members.all(2, message_acts.overtaking)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_message_without_an_operation_gets_one_behind_what_python_begins(
+    members: Cluster, backend: str, stream: bool
+) -> None:
+    _, (right, taken_in, held, left) = members.all(2, message_acts.overtaking, stream)
     assert right
     assert taken_in == (backend == "nccl"), "torch-nccl launches all in Python"
     assert (held, left) == (0, 0)

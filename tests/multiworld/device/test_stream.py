@@ -25,6 +25,11 @@ def test_transfers_are_enqueued_ahead_of_the_device(members: Cluster) -> None:
     assert [worker.result() for worker in workers] == [[float(value) for value in range(30)]] * 2
 
 
+def test_nothing_is_held_of_what_is_over(members: Cluster, backend: str) -> None:
+    for name, (alone, left, counts) in zip(("send", "recv"), members.all(2, stream_acts.forgotten, 50), strict=True):
+        assert (alone, left, counts[name]) == (True, 0, 51)
+
+
 def test_what_was_enqueued_arrives_although_its_sender_leaves(members: Cluster) -> None:
     assert members.all(2, stream_acts.leaves, 20) == [None, [float(value) for value in range(20)]]
 
