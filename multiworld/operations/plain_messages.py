@@ -137,10 +137,12 @@ class _Message:
         """Tell whether its caller can go on, and let go of it; False if it has an operation, or needs one."""
         if outcome == Outcome.ENQUEUED:
             return self._leaves(native, number[0])
-        if outcome != Outcome.DONE or not (self._moment is None or self._engine.held.pop(number[0], None)):
-            return False
-        native.take(number[0])
-        return True
+        over = outcome == Outcome.DONE
+        if over and self._moment is not None:
+            over = self._engine.held.pop(number[0], None) is not None
+        if over:
+            native.take(number[0])
+        return over
 
     def _leaves(self, native: Any, number: int) -> bool:
         """Let the caller go on with the stream."""
