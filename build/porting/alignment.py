@@ -13,13 +13,9 @@ from typing import NamedTuple
 
 from build.errors import SourceError
 from build.git import Git
-from build.porting.lines import words, words_by_line
+from build.porting.lines import norm, words, words_by_line
 from build.series.inspect import Text
 
-#: Number of alignments that are kept: half of them for the files of a patch, half for functions in them.
-KEPT = 128
-#: The diff of one file of a folder.
-_FILE = re.compile(rb"^diff --git a/(\d+) b/\1\n((?:(?!diff --git ).*\n)*)", re.MULTILINE)
 _HUNK = re.compile(rb"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@", re.MULTILINE)
 
 
@@ -115,55 +111,29 @@ def _solid(lines: Sequence[bytes]) -> tuple[list[int], list[bytes]]:
     return [n for n, line in enumerate(lines) if line], [line for line in lines if line]
 
 
-_Pair = tuple[tuple[bytes, ...], tuple[bytes, ...]]
-_LAST: dict[_Pair, Alignment] = {}
-
-
 def align(base: Sequence[bytes], ours: Sequence[bytes]) -> Alignment:
     """Align two files; blanks at line starts and ends do not count, so that re-indented code aligns.
 
     Histogram and minimal Myers differ where an alignment is ambiguous (repeated blocks, lone brackets). Only what
     they agree on is used.
     """
-    key = tuple(base), tuple(ours)
-    if (known := _LAST.pop(key, None)) is None:
-        return align_all([key])[0]
-    _LAST[key] = known  # the last one now; most are known, and each look reads all lines
-    return known
+    return _aligned(tuple(base), tuple(ours))
 
 
-def align_all(pairs: Sequence[tuple[Sequence[bytes], Sequence[bytes]]]) -> list[Alignment]:
-    """Align several pairs of files at once: git is started for all of them together, and the last ones are kept."""
-    wanted = [(tuple(base), tuple(ours)) for base, ours in pairs]
-    found = {key: _LAST.pop(key) for key in wanted if key in _LAST}
-    found |= _aligned([key for key in wanted if key not in found])
-    _LAST.update(found)
-    while len(_LAST) > KEPT:
-        del _LAST[next(iter(_LAST))]
-    return [found[key] for key in wanted]
-
-
-def _aligned(pairs: Sequence[_Pair]) -> dict[_Pair, Alignment]:
-    normal = {}
-    for base, ours in pairs:
-        known = {line: b" ".join(line.split()) for line in {*base, *ours}}  # `norm`, of most lines of a patch's files
-        base_norm = [known[line] for line in base]
-        normal[base, ours] = base_norm, base_norm if base == ours else [known[line] for line in ours]
-    changed = {key: lines for key, lines in normal.items() if lines[0] != lines[1]}
-    files = [(b"\n".join((*old, b"")), b"\n".join((*new, b""))) for old, new in changed.values()]
-    agreed = {}
-    for key, first, second in zip(changed, *diffs(files, "histogram", "minimal"), strict=True):
-        images = zip(_map(first, len(key[0])), _map(second, len(key[0])), strict=True)
-        agreed[key] = [a if a == b else -1 for a, b in images]
-    return {key: _alignment(key, agreed.get(key, range(len(key[0]))), *lines) for key, lines in normal.items()}
-
-
-def _alignment(pair: _Pair, to: Sequence[int], base_norm: Sequence[bytes], ours_norm: Sequence[bytes]) -> Alignment:
-    back = [-1] * len(pair[1])
+@lru_cache(maxsize=128)
+def _aligned(base: tuple[bytes, ...], ours: tuple[bytes, ...]) -> Alignment:
+    known = {line: norm(line) for line in {*base, *ours}}
+    base_norm, ours_norm = ([known[line] for line in lines] for lines in (base, ours))
+    to = list(range(len(base)))
+    if base_norm != ours_norm:
+        old, new = (b"\n".join((*lines, b"")) for lines in (base_norm, ours_norm))
+        first, second = (_map(changes(old, new, algorithm), len(base)) for algorithm in ("histogram", "minimal"))
+        to = [a if a == b else -1 for a, b in zip(first, second, strict=True)]
+    back = [-1] * len(ours)
     for index, target in enumerate(to):
         if target >= 0:
             back[target] = index
-    return Alignment(*pair, list(to), back, base_norm, ours_norm)
+    return Alignment(base, ours, to, back, base_norm, ours_norm)
 
 
 def _map(changes: Sequence[Change], size: int) -> list[int]:
@@ -186,34 +156,21 @@ class Change(NamedTuple):
     new_end: int
 
 
-def diffs(pairs: Sequence[tuple[bytes, bytes]], *algorithms: str) -> list[list[list[Change]]]:
-    """Return git's changes between two files, for each of `pairs`, by each algorithm, with one command for each.
+def changes(old: bytes, new: bytes, algorithm: str) -> list[Change]:
+    """Return git's changes between two files, by one of its algorithms.
 
     Raises:
         SourceError: git failed.
     """
-    differing = [number for number, (old, new) in enumerate(pairs) if old != new]
-    if not differing:
-        return [[[] for _ in pairs] for _ in algorithms]
-    with tempfile.TemporaryDirectory(prefix="multiworld-diff-") as folder:
-        for side, name in enumerate("ab"):
-            Path(folder, name).mkdir()
-            for number in differing:
-                Path(folder, name, str(number)).write_bytes(pairs[number][side])
-        return [_changes(Path(folder), algorithm, len(pairs)) for algorithm in algorithms]
-
-
-def _changes(folder: Path, algorithm: str, count: int) -> list[list[Change]]:
-    """Return git's changes between the files in the folders `a` and `b`, which are called by their numbers."""
     form = ("--text", "--unified=0", "--no-renames", "--no-prefix", "--no-color", f"--diff-algorithm={algorithm}")
-    done = Git(folder).call("diff", "--no-index", *form, "a", "b")
+    with tempfile.TemporaryDirectory(prefix="multiworld-diff-") as folder:
+        for name, data in (("a", old), ("b", new)):
+            Path(folder, name).write_bytes(data)
+        done = Git(Path(folder)).call("diff", "--no-index", *form, "a", "b")
     if done.returncode not in (0, 1):
         raise SourceError("git diff failed", cause=done.tail)
-    found: list[list[Change]] = [[] for _ in range(count)]
     # A line of a file has "+" or "-" before it, so these are git's own.
-    for number, diff in _FILE.findall(done.stdout):
-        found[int(number)] = [_change(match) for match in _HUNK.finditer(diff)]
-    return found
+    return [_change(match) for match in _HUNK.finditer(done.stdout)]
 
 
 def _change(match: re.Match[bytes]) -> Change:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import partial
-from itertools import zip_longest
 
 from build.porting import companions
-from build.porting.fileport import ChangePort, Context, Files, port_change, prepare
+from build.porting.fileport import ChangePort, Context, Files, port_change
 from build.porting.groups import Labels
 from build.porting.moved_files import Finder
 from build.porting.trees import Layer, Tree
@@ -72,9 +69,8 @@ def port_series(
     results = []
     for patch in patches:
         labels = Labels(new.label.encode(), old.label.encode(), patch.name.encode())
-        ctx = Context(patch.name, before, after, finder, labels, patch.crlf, partial(gone_since, new))
-        decided = (resolved or {}).get(patch.name)
-        result = _port_patch(ctx, patch, decided)
+        ctx = Context(patch.name, before, after, finder, labels, patch.crlf)
+        result = _port_patch(ctx, patch, (resolved or {}).get(patch.name))
         after.changed.update(result.files)
         results.append(result)
     return tuple(results)
@@ -84,12 +80,11 @@ def _port_patch(ctx: Context, patch: PatchFile, decided: Files | None) -> PatchP
     if patch.fault:
         return PatchPort(patch, PatchState.UNREADABLE, (), notes=(patch.fault,))
     identical = all(ctx.old.get(path) == ctx.new.get(path) for path in patch.paths)
-    prepare(ctx, patch.changes)
     ports, old = _port_changes(ctx, patch)
     known = [state.data for path in patch.paths if (state := ctx.old.get(path)) is not None]
     while (every := companions.suspects(patch, _verdicts(ports), known)).keys() - ctx.suspects.keys():
         ctx = replace(ctx, suspects={**every, **ctx.suspects})
-        ports, old = _port_changes(ctx, patch, ports)
+        ports, old = _port_changes(ctx, patch)
     ctx.old.changed.update(old)
     verdicts = _verdicts(ports)
     files = {path: state for port in ports for path, state in port.new.items()}
@@ -102,19 +97,15 @@ def _port_patch(ctx: Context, patch: PatchFile, decided: Files | None) -> PatchP
     return PatchPort(patch, outcome, verdicts, files, marked, identical, _notes(patch))
 
 
-def _port_changes(ctx: Context, patch: PatchFile, known: Sequence[ChangePort] = ()) -> tuple[list[ChangePort], Files]:
+def _port_changes(ctx: Context, patch: PatchFile) -> tuple[list[ChangePort], Files]:
     """Port a patch's changes, each on top of those before; return them, and the old tree's files after all of them.
 
-    The trees themselves stay as they were. `known` has the same ports without suspects: files that have none, and
-    occur once, stay as they are there.
+    The trees themselves stay as they were.
     """
-    suspected = {path for path, _ in ctx.suspects}
-    often = Counter(path for port in known for path in port.new)
     ctx = replace(ctx, old=ctx.old.with_({}), new=ctx.new.with_({}))
     ports: list[ChangePort] = []
-    for change, found in zip_longest(patch.changes, known):
-        kept = found and (change.old_path or change.path) not in suspected and all(often[p] == 1 for p in found.new)
-        port = found if found and kept else port_change(ctx, change)
+    for change in patch.changes:
+        port = port_change(ctx, change)
         ports.append(port)
         ctx.old.changed.update(port.old)
         ctx.new.changed.update(port.new)
@@ -157,11 +148,3 @@ def _notes(patch: PatchFile) -> tuple[str, ...]:
         return patch.mended  # it was edited: nothing is missing
     said = f"its diffstat says {stat} (files, insertions, deletions), its hunks are {patch.counts}"
     return (*patch.mended, f"{said}: edited, or cut off?")
-
-
-def gone_since(tree: Tree, path: str) -> str:
-    """Return when a path disappeared from a tree, in words; empty if the repository's history is too short."""
-    form = "--format=%h of %cs, %s"
-    done = tree.git.call("log", "-1", "--no-renames", "--diff-filter=D", form, tree.commit, "--", path)
-    text = done.stdout.decode("utf-8", "replace").strip()
-    return f", since {text}" if done.returncode == 0 and text else ""

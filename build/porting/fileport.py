@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
 from build.git import Git
-from build.porting import functions
-from build.porting.alignment import KEPT, Alignment, align, align_all, text_of
+from build.porting.alignment import Alignment, align, text_of
 from build.porting.functions import moved_away, port_moved
 from build.porting.groups import Labels, Placed, conflict, split
 from build.porting.lines import tokens
@@ -35,7 +34,6 @@ class Context:
         finder: finds what moved between the trees.
         labels: what the sides of a conflict are called.
         crlf: the patch itself has DOS line ends.
-        gone_since: returns when a path disappeared from the new tree, in words; empty if unknown.
         suspects: hunks (path, number) to be left to a human, and why.
     """
 
@@ -45,7 +43,6 @@ class Context:
     finder: Finder
     labels: Labels
     crlf: bool = False
-    gone_since: Callable[[str], str] = field(default=lambda _: "")
     suspects: Mapping[tuple[str, int], str] = field(default_factory=dict)
 
 
@@ -73,25 +70,6 @@ def whole(
     method = {Verdict.CLEAN: Method.EXACT, Verdict.UPSTREAM: Method.UPSTREAM}.get(verdict, Method.HUMAN)
     path = change.old_path or change.path
     return tuple(HunkVerdict(ctx.patch, path, number, verdict, method, evidence=evidence) for number in (hunks or [0]))
-
-
-def prepare(ctx: Context, changes: Sequence[FileChange]) -> None:
-    """Align the files of a patch at once, and say which code may be searched for.
-
-    So git is started once for all files, and other files are searched once for all hunks.
-    """
-    hunks, files = [], []
-    for change in [change for change in changes if change.hunks][: KEPT // 2]:
-        path = change.old_path or change.path
-        if (old := ctx.old.get(path)) and (new := ctx.new.get(path)):
-            hunks.append(_hunks(ctx, change, old))
-            files.append((text_of(old.data).lines, text_of(new.data).lines))
-    changed = [(a, found) for a, found in zip(align_all(files), hunks, strict=True) if a.base != a.ours]
-    located = [(alignment, placed) for alignment, found in changed for placed in _located(alignment, found)]
-    functions.prepare(located)
-    for alignment, placed in located:
-        if moved_away(alignment, placed):
-            ctx.finder.expect(_gone(alignment, placed))
 
 
 def port_change(ctx: Context, change: FileChange) -> ChangePort:
@@ -162,7 +140,8 @@ def _deleted(ctx: Context, change: FileChange) -> ChangePort:
         if found and not ctx.old.has(found[0]):
             text = f"the file to be removed seems to be {found[0]} now: {found[1]}"
             return _as_one(ctx, change, Verdict.CONFLICT, text, old)
-        return _as_one(ctx, change, Verdict.UPSTREAM, f"the new tree has no such file{ctx.gone_since(path)}", old)
+        since = ctx.new.tree.gone_since(path)
+        return _as_one(ctx, change, Verdict.UPSTREAM, f"the new tree has no such file{since}", old)
     if base is not None and current.data == base.data:
         return _as_one(ctx, change, Verdict.CLEAN, "", old, {path: None})
     marked = {path: FileState(current.mode, _two_sides(ctx.labels, current.data, base.data if base else b"", b""))}
@@ -175,7 +154,7 @@ def _mode(ctx: Context, change: FileChange) -> ChangePort:
     base, current = ctx.old.get(path), ctx.new.get(path)
     old = {path: replace(base, mode=wanted)} if base else {}
     if current is None:
-        return _as_one(ctx, change, Verdict.GONE, f"no such file{ctx.gone_since(path)}", old)
+        return _as_one(ctx, change, Verdict.GONE, f"no such file{ctx.new.tree.gone_since(path)}", old)
     if current.mode == wanted:
         return _as_one(ctx, change, Verdict.UPSTREAM, f"its mode is {wanted} already", old)
     if current.mode != change.old_mode:
@@ -226,7 +205,7 @@ def _opaque(ctx: Context, change: FileChange) -> ChangePort:
     if now == after or (now is not None and after is not None and now.data == after.data):
         return ChangePort(whole(ctx, change, Verdict.UPSTREAM, "the new tree has it already"), old)
     if current is None and change.kind is not ChangeKind.ADDED:
-        return ChangePort(whole(ctx, change, Verdict.GONE, f"no such file{ctx.gone_since(source)}"), old)
+        return ChangePort(whole(ctx, change, Verdict.GONE, f"no such file{ctx.new.tree.gone_since(source)}"), old)
     if not (current.data == base.data if current and base else current is base):
         text = "it differs in the new tree, and has no lines to merge"
         return ChangePort(whole(ctx, change, Verdict.CONFLICT, text), old)
@@ -296,7 +275,7 @@ def port_modified(ctx: Context, change: FileChange, source: str) -> ChangePort:
             marked[path] = FileState(mode, ported.marked)
         verdicts |= _verdicts(ctx, source, path, chosen, ported, why)
     lost = [number for number in numbers if number not in verdicts]
-    since = ctx.gone_since(source) if lost else ""  # searches the history, which takes seconds
+    since = ctx.new.tree.gone_since(source) if lost else ""  # searches the history, which takes seconds
     text = f"the new tree has no such file{since}"
     verdicts |= {n: whole(ctx, change, Verdict.GONE, text, hunks=[n])[0] for n in lost}
     old: Files = {source: FileState(_mode_after(change, base.mode), apply_hunks(data, hunks))} if base else {}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from build.porting.alignment import KEPT, Alignment, align, align_all
+from build.porting.alignment import Alignment, align
 from build.porting.already_upstream import only_moved
 from build.porting.echoes import echo
 from build.porting.groups import Placed, Region, region
-from build.porting.hunks import port_hunk, rigid
+from build.porting.hunks import port_hunk
 from build.porting.lines import distinctive, end_of, headings
 from build.porting.placement import REACH, HunkResult, added_elsewhere, text
 from build.series.model import Method, Verdict
@@ -32,10 +31,11 @@ def port_in_function(alignment: Alignment, placed: Placed) -> HunkResult | None:
     found = function_of(alignment, placed)
     if found is None:
         return None
-    result = port_hunk(found.alignment, shifted(placed, -found.old))
+    old, new, within = found
+    result = port_hunk(within, shifted(placed, -old))
     if result.verdict is Verdict.CONFLICT or _elsewhere(alignment, placed, result):
         return None
-    return outward(result, placed, found.new, alignment, moved=alignment.to[found.old] != found.new)
+    return outward(result, placed, new, alignment, moved=alignment.to[old] != new)
 
 
 def _elsewhere(alignment: Alignment, placed: Placed, result: HunkResult) -> bool:
@@ -45,35 +45,11 @@ def _elsewhere(alignment: Alignment, placed: Placed, result: HunkResult) -> bool
     return echo(alignment, placed) is not None or any(added_elsewhere(alignment, group) for group in placed.groups)
 
 
-@dataclass(frozen=True, slots=True)
-class Function:
-    """A function that both files have: where it begins in each, and its lines aligned."""
+def function_of(alignment: Alignment, placed: Placed) -> tuple[int, int, Alignment] | None:
+    """Return where the function (or class) of a hunk begins in the old and in the new file, and its lines aligned.
 
-    old: int
-    new: int
-    alignment: Alignment
-
-
-def function_of(alignment: Alignment, placed: Placed) -> Function | None:
-    """Return the function (or class) of a hunk; None unless its first line is in each file exactly once."""
-    spans = _spans(alignment, placed)
-    return Function(spans[0].start, spans[1].start, align(*_sides(alignment, spans))) if spans else None
-
-
-def prepare(hunks: Iterable[tuple[Alignment, Placed]]) -> None:
-    """Align the functions of several hunks whose lines changed, at once: git is started once for them."""
-    changed = [(alignment, placed) for alignment, placed in hunks if rigid(alignment, placed) is None]
-    found = [(alignment, spans) for alignment, placed in changed if (spans := _spans(alignment, placed))]
-    align_all([_sides(alignment, spans) for alignment, spans in found[: KEPT // 2]])
-
-
-def _sides(alignment: Alignment, spans: tuple[range, range]) -> tuple[Sequence[bytes], Sequence[bytes]]:
-    old, new = spans
-    return alignment.base[old.start : old.stop], alignment.ours[new.start : new.stop]
-
-
-def _spans(alignment: Alignment, placed: Placed) -> tuple[range, range] | None:
-    """Return the lines of a hunk's function in both files."""
+    None unless its first line is in each file exactly once.
+    """
     chain = headings(alignment.base, placed.groups[0].start)
     if not chain or placed.start < chain[-1]:
         return None
@@ -81,8 +57,10 @@ def _spans(alignment: Alignment, placed: Placed) -> tuple[range, range] | None:
     if alignment.base_norm.count(first) != 1 or alignment.ours_norm.count(first) != 1:
         return None
     old, new = chain[-1], alignment.ours_norm.index(first)
-    old_end = end_of(alignment.base, old)
-    return (range(old, old_end), range(new, end_of(alignment.ours, new))) if placed.end <= old_end else None
+    old_end, new_end = end_of(alignment.base, old), end_of(alignment.ours, new)
+    if placed.end > old_end:
+        return None
+    return old, new, align(alignment.base[old:old_end], alignment.ours[new:new_end])
 
 
 def conflict_of(alignment: Alignment, placed: Placed) -> Region:
@@ -90,8 +68,8 @@ def conflict_of(alignment: Alignment, placed: Placed) -> Region:
     found = function_of(alignment, placed)
     if found is None:
         return region(alignment, placed)
-    inner = region(found.alignment, shifted(placed, -found.old))
-    old, new = found.old, found.new
+    old, new, within = found
+    inner = region(within, shifted(placed, -old))
     return Region((inner.old[0] + old, inner.old[1] + old), (inner.new[0] + new, inner.new[1] + new))
 
 

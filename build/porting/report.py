@@ -9,6 +9,7 @@ import msgspec
 from rich.console import Group
 from rich.text import Text
 
+from build.console import counted
 from build.porting.engine import PatchState
 from build.porting.session import Outcome, render
 from build.record import encode
@@ -131,8 +132,7 @@ def summary(verdicts: Sequence[HunkVerdict]) -> str:
     counts = Counter(item.verdict for item in verdicts if item not in decided)
     parts = [f"{counts[word]} {word.value}" for word in Verdict if counts[word]]
     parts += [f"{len(decided)} decided by hand"] if decided else []
-    noun = "hunk" if len(verdicts) == 1 else "hunks"
-    return f"{len(verdicts)} {noun}: {', '.join(parts)}" if parts else "no hunks"
+    return f"{counted(len(verdicts), 'hunk')}: {', '.join(parts)}" if parts else "no hunks"
 
 
 def to_terminal(report: PortReport) -> Group:

@@ -70,6 +70,13 @@ class Tree:
         """Return whether the repository has every file; a partial clone would have to fetch them."""
         return self.git.call("config", "--get-regexp", r"^remote\..*\.promisor$").returncode != 0
 
+    def gone_since(self, path: str) -> str:
+        """Return when a path disappeared, in words; empty if the repository's history is too short."""
+        form = "--format=%h of %cs, %s"
+        done = self.git.call("log", "-1", "--no-renames", "--diff-filter=D", form, self.commit, "--", path)
+        text = done.stdout.decode("utf-8", "replace").strip()
+        return f", since {text}" if done.returncode == 0 and text else ""
+
 
 @dataclass(slots=True)
 class Layer:
