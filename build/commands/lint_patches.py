@@ -57,12 +57,12 @@ def _finder(given: list[str]) -> FindSource:
     def find(release: str) -> Source | None:
         if release not in releases.load():  # not built here: only what the user names
             path, revision = split_revision(named.get(release, ""))
-            return Source(path, revision or f"v{release}") if release in named else None
+            return (path, revision or f"v{release}") if release in named else None
         entry = releases.get(release)
         if release in named:
             tree = sources.acquire(entry, Path(named[release]))
-            return Source(tree.repo, tree.base)
+            return tree.repo, tree.base
         cached = cached_folder(entry, TreePurpose.OVERLAY)
-        return Source(cached, "HEAD") if cached else None
+        return (cached, "HEAD") if cached else None
 
     return find

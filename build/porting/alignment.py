@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from build.errors import SourceError
 from build.git import Git
-from build.porting.lines import norm, words, words_by_line
-from build.series.inspect import Text
+from build.porting.lines import norm, words
 
 _HUNK = re.compile(rb"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@", re.MULTILINE)
 
@@ -67,7 +66,7 @@ class Alignment:
         sides = zip([False, *new], new, [*new[1:], False], strict=False)
         around = [is_new or (above and below) for above, is_new, below in sides]
         numbers = [n for n, counts in enumerate(around) if counts]
-        return [(word, numbers[n]) for word, n in words_by_line([self.ours[n] for n in numbers])]
+        return [(word, n) for n in numbers for word in words([self.ours[n]])]
 
     @cached_property
     def fresh_counts(self) -> Counter[bytes]:
@@ -99,12 +98,6 @@ class Alignment:
             if self.to[index] >= 0:
                 return index, self.to[index]
         return len(self.base), len(self.ours)
-
-
-@lru_cache(maxsize=128)
-def text_of(data: bytes) -> Text:
-    """Return a file's lines; those of the last files are kept, since each is asked for several times."""
-    return Text(data)
 
 
 def _solid(lines: Sequence[bytes]) -> tuple[list[int], list[bytes]]:

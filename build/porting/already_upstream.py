@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from build.porting.alignment import Alignment
 from build.porting.echoes import NEAR
 from build.porting.groups import Edit
-from build.porting.lines import distinctive, norm, occurrences, similarity, tokens
+from build.porting.lines import distinctive, norm, similarity, tokens
 from build.porting.placement import HunkResult, human, recognisable
+from build.series.inspect import occurrences
 from build.series.model import Method, Verdict
 
 #: Least similarity of a new line to one that is missing: it may be that line in another form.

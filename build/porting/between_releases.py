@@ -25,7 +25,7 @@ from build.porting.trees import Tree, open_tree
 from build.releases import Release
 from build.seals import read_record, write_record
 from build.series import manifest as manifests
-from build.series.commits import Exported, write_series
+from build.series.commits import write_series
 from build.series.manifest import JSON, MARKDOWN, Manifest, NotApplicable, ReleaseEntry, Verified
 from build.series.model import PatchFile
 from build.series.patchfile import read
@@ -123,7 +123,7 @@ def port_release(request: Request) -> PortReport:
             # It streams wheels. A port counts as finished once its entry is written, so this comes first.
             fill_build_ids(request.release)
         with deferred_signals():
-            _write(request, manifest, [*patches, *reports(report)], entry)
+            _write(request, manifest, patches | reports(report), entry)
             if report.complete:
                 session.close()
     return report
@@ -180,13 +180,13 @@ def _content(folder: Path) -> dict[str, bytes] | None:
     return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.is_dir() else None
 
 
-def _write(request: Request, manifest: Manifest, files: list[Exported], entry: ReleaseEntry) -> None:
+def _write(request: Request, manifest: Manifest, files: dict[str, bytes], entry: ReleaseEntry) -> None:
     """Write patches and reports in one step, then the manifest's entry, and last what `_finished` looks for."""
     target = request.folder / request.release
     before = {name: data for name, data in (_content(target) or {}).items() if name.endswith(".patch")}
     write_series(target, files)
     old = manifest.release.get(request.release)
-    if old is not None and before == {item.name: item.data for item in files if item.name.endswith(".patch")}:
+    if old is not None and before == {name: data for name, data in files.items() if name.endswith(".patch")}:
         entry = structs.replace(entry, verified=old.verified, note=old.note)
     write_entry(request.folder, request.release, entry)
     if not entry.missing:
@@ -229,5 +229,5 @@ def give_up(folder: Path, release: str, state: Path) -> None:
     if before.files is None:
         shutil.rmtree(folder / release, ignore_errors=True)
     else:
-        write_series(folder / release, [Exported(name, data) for name, data in before.files.items()])
+        write_series(folder / release, before.files)
     discard(state)

@@ -16,7 +16,7 @@ from build.porting.engine import PatchState
 from build.porting.report import PortReport, exported, report_of, reports
 from build.porting.session import Outcome, Session
 from build.porting.trees import open_tree
-from build.series.commits import Exported, write_series
+from build.series.commits import write_series
 from build.series.manifest import JSON, MARKDOWN
 from build.series.model import ChangeKind, PatchFile
 from build.series.patchfile import parse_raw, restrip
@@ -62,7 +62,7 @@ def port_folder(request: Request) -> PortReport:
         names = [port.patch.name if port.state is PatchState.PORTED else "" for port in ports]
         report = report_of(outcome, request.patches.name, old.label, new.label, names)
         report = structs.replace(report, checkout=str(outcome.checkout or ""))
-        write_series(request.out, [*_files(outcome, names), *reports(report)])
+        write_series(request.out, _files(outcome, names) | reports(report))
     if report.complete:
         session.close()
     return report
@@ -74,16 +74,16 @@ def check_out(out: Path) -> None:
         raise UsageError(f"{out} holds files that are not a port's", remedy="give another --out, or empty it")
 
 
-def _files(outcome: Outcome, names: Sequence[str]) -> list[Exported]:
+def _files(outcome: Outcome, names: Sequence[str]) -> dict[str, bytes]:
     """Return the ported patches with a `series` file; nothing if all patches need a human."""
     found = exported(outcome, names)
     if outcome.checkout and not found:
-        return []
+        return {}
     ports = (item.port for item in outcome.committed)
     stuck = [port for port in ports if port.state in {PatchState.NEEDS_HUMAN, PatchState.UNREADABLE}]
     lines = [f"# {port.patch.name} {port.state.value}: see {MARKDOWN}\n" for port in stuck]
-    lines += [f"{item.name}\n" for item in found]
-    return [*found, Exported("series", "".join(lines).encode())]
+    lines += [f"{name}\n" for name in found]
+    return found | {"series": "".join(lines).encode()}
 
 
 #: Leading folders that are tried.

@@ -17,7 +17,8 @@ from operator import itemgetter
 
 from build.porting.alignment import Alignment
 from build.porting.groups import Edit, Placed
-from build.porting.lines import end_of, norm, occurrences, words
+from build.porting.lines import end_of, norm, words
+from build.series.inspect import occurrences
 
 #: The name in the first line of a function at the margin, or of any in Python.
 _DEFINITION = re.compile(rb"(?:\w[\w\s*&:<>]*?|\s*(?:async\s+)?def\s+)?\b(\w+)\s*\(")

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
 from build.git import Git
-from build.porting.alignment import Alignment, align, text_of
+from build.porting.alignment import Alignment, align
 from build.porting.functions import moved_away, port_moved
 from build.porting.groups import Labels, Placed, conflict, split
 from build.porting.lines import tokens
@@ -17,7 +17,7 @@ from build.porting.moved_files import Finder
 from build.porting.placement import REACH
 from build.porting.textport import TextPort, port_text
 from build.porting.trees import FileState, Layer
-from build.series.inspect import Text, locate, locate_all
+from build.series.inspect import lines_of, locate, locate_all
 from build.series.model import ChangeKind, FileChange, Hunk, HunkVerdict, Method, Verdict
 
 Files = Mapping[str, "FileState | None"]
@@ -110,7 +110,7 @@ def _added(ctx: Context, change: FileChange) -> ChangePort:
     old: Files = {path: made}
     if current is None:
         why = next((why for (suspect, _), why in ctx.suspects.items() if suspect == path), "")
-        if not why and (found := ctx.finder.piece(path, text_of(content).lines, least=1)):
+        if not why and (found := ctx.finder.piece(path, lines_of(content), least=1)):
             why = f"the new tree seems to have it elsewhere: {found[1]}"
         if why:
             marked = {path: FileState(made.mode, _two_sides(ctx.labels, b"", b"", content))}
@@ -128,7 +128,7 @@ def _added(ctx: Context, change: FileChange) -> ChangePort:
 
 
 def _two_sides(labels: Labels, ours: bytes, base: bytes, theirs: bytes) -> bytes:
-    return b"".join(conflict(labels, *(Text(data).lines for data in (ours, base, theirs))))
+    return b"".join(conflict(labels, *(lines_of(data) for data in (ours, base, theirs))))
 
 
 def _deleted(ctx: Context, change: FileChange) -> ChangePort:
@@ -296,7 +296,7 @@ def _shared_out(
 ) -> tuple[list[int], list[tuple[str, list[int], str]]]:
     """Return which hunks go to `target`, and which to other files that now have their code."""
     current = ctx.new.get(target) if target else None
-    alignment = align(text_of(data).lines, text_of(current.data if current else b"").lines)
+    alignment = align(lines_of(data), lines_of(current.data if current else b""))
     here = dict.fromkeys(range(1, len(hunks) + 1))
     moved: dict[str, tuple[list[int], str]] = {}
     for placed in _located(alignment, hunks):
@@ -313,9 +313,8 @@ def _shared_out(
 
 def _located(alignment: Alignment, hunks: Sequence[Hunk]) -> Iterator[Placed]:
     """Yield the hunks that fit the old file, each by itself, at their places in it."""
-    old = text_of(b"".join(alignment.base))
     for number, hunk in enumerate(hunks, 1):
-        at, _ = locate(old, hunk)
+        at, _ = locate(alignment.base, hunk)
         if at is not None:
             yield split(hunk, number, at)
 
@@ -333,10 +332,9 @@ def _mode_after(change: FileChange, current: str) -> str:
 
 def apply_hunks(data: bytes, hunks: Sequence[Hunk]) -> bytes:
     """Apply hunks to their own file; a hunk that does not fit is left out."""
-    text = text_of(data)
-    lines = list(text.lines)
+    lines = list(lines_of(data))
     shift = 0
-    for hunk, at, _ in locate_all(text, hunks):
+    for hunk, at, _ in locate_all(lines_of(data), hunks):
         if at is not None:
             lines[at + shift : at + shift + len(hunk.old)] = hunk.new
             shift += len(hunk.new) - len(hunk.old)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 _TOKEN = re.compile(rb"\w+|[^\w\s]")
 _WORD = re.compile(rb"[A-Za-z_]\w+")
 _PART = re.compile(rb"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-_PART_OR_END = re.compile(_PART.pattern + rb"|\n")
 _STATEMENT = re.compile(rb";\s*(?://.*)?$")
 _NO_HEADING = (b"#", b"//", b"/*", b"* ")
 #: Words that are in too many places to be distinctive.
@@ -36,19 +34,6 @@ def words(lines: Iterable[bytes]) -> list[bytes]:
     return b" ".join(_PART.findall(b"\n".join(lines))).lower().split()
 
 
-def words_by_line(lines: Sequence[bytes]) -> list[tuple[bytes, int]]:
-    """Return the words of each line, each with the line's index; all lines are read at once."""
-    found: list[tuple[bytes, int]] = []
-    at = 0
-    text = b"\n".join([line.removesuffix(b"\n") for line in lines])
-    for word in b" ".join(_PART_OR_END.findall(text)).lower().split(b" "):
-        if word == b"\n":
-            at += 1
-        elif word:
-            found.append((word, at))
-    return found
-
-
 def distinctive(line: bytes) -> bool:
     """Return whether a line has enough words to identify its place."""
     words = [word for word in _WORD.findall(line) if word not in _COMMON]
@@ -66,25 +51,6 @@ def indent(line: bytes) -> bytes:
 @lru_cache(maxsize=256)
 def _width(blanks: bytes) -> int:
     return len(blanks.expandtabs(8))
-
-
-def occurrences(haystack: Sequence[bytes], needle: Sequence[bytes]) -> list[int]:
-    """Return every index at which `needle` begins in `haystack`; none for an empty needle."""
-    if not needle:
-        return []
-    wanted, size = list(needle), len(needle)
-    # The longest item is the rarest: of a short one, such as a bracket, there are many.
-    rare = max(range(size), key=lambda n: len(wanted[n]))
-    starts = (at - rare for at in _where(haystack, wanted[rare]))
-    return [at for at in starts if at >= 0 and list(haystack[at : at + size]) == wanted]
-
-
-def _where(haystack: Sequence[bytes], item: bytes) -> Iterator[int]:
-    at = -1
-    with suppress(ValueError):
-        while True:
-            at = haystack.index(item, at + 1)
-            yield at
 
 
 def headings(lines: Sequence[bytes], at: int) -> list[int]:

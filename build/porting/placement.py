@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from build.porting.alignment import Alignment
 from build.porting.groups import Edit, Placed
-from build.porting.lines import distinctive, headings, indent, norm, occurrences, similarity, weight, words
+from build.porting.lines import distinctive, headings, indent, norm, similarity, weight, words
+from build.series.inspect import occurrences
 from build.series.model import Method, Verdict
 
 #: Number of lines around a hunk that are compared to distinguish places.

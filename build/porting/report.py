@@ -13,7 +13,6 @@ from build.console import counted
 from build.porting.engine import PatchState
 from build.porting.session import Outcome, render
 from build.record import encode
-from build.series.commits import Exported
 from build.series.manifest import JSON, MARKDOWN
 from build.series.model import HunkVerdict, Method, Verdict
 from build.series.show import LOOKS, legend, rows, verdict_table
@@ -117,14 +116,14 @@ def report_of(outcome: Outcome, series: str, old: str, new: str, names: Sequence
     return PortReport(series, old, new, tuple(patches), edit=outcome.edit)
 
 
-def exported(outcome: Outcome, names: Sequence[str]) -> list[Exported]:
+def exported(outcome: Outcome, names: Sequence[str]) -> dict[str, bytes]:
     """Return the ported patches to be written; see `report_of`."""
     pairs = zip(outcome.committed, names, strict=True)
-    return [Exported(name, render(outcome.git, item)) for item, name in pairs if name]
+    return {name: render(outcome.git, item) for item, name in pairs if name}
 
 
-def reports(report: PortReport) -> list[Exported]:
-    return [Exported(MARKDOWN, to_markdown(report)), Exported(JSON, encode(report))]
+def reports(report: PortReport) -> dict[str, bytes]:
+    return {MARKDOWN: to_markdown(report), JSON: encode(report)}
 
 
 def summary(verdicts: Sequence[HunkVerdict]) -> str:

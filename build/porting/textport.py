@@ -10,13 +10,13 @@ from pathlib import Path
 from types import MappingProxyType
 
 from build.git import Git
-from build.porting.alignment import Alignment, align, text_of
+from build.porting.alignment import Alignment, align
 from build.porting.functions import conflict_of, port_in_function, port_moved
 from build.porting.groups import Edit, Labels, Placed, Region, apply_edits, mark, merged, split
 from build.porting.hunks import context_changes, port_hunk
 from build.porting.lines import norm
 from build.porting.placement import HunkResult, human
-from build.series.inspect import locate_all
+from build.series.inspect import lines_of, locate_all
 from build.series.model import Hunk, Method, Verdict
 
 #: Number of hunks of a file from which on they are not compared with each other.
@@ -63,8 +63,8 @@ def _each(
 
     What was found last is kept: a patch is ported again when some of its hunks turn out to be suspect.
     """
-    old, new = text_of(base), text_of(ours)
-    alignment = align(old.lines, new.lines)
+    old = lines_of(base)
+    alignment = align(old, lines_of(ours))
     others, located = _only_others(hunks), list[Placed | None]()
     for number, (hunk, at, _) in enumerate(locate_all(old, hunks)):
         located.append(None if at is None else replace(split(hunk, number + 1, at), others=others[number]))

@@ -10,8 +10,7 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from build.errors import PatchError, SourceError
@@ -25,14 +24,6 @@ _COMPARED = ("--find-renames=50%", "--diff-algorithm=myers", "--no-ext-diff", "-
 #: Everything that decides the bytes of a diff. `--binary` and `--unified` imply `--patch`, in a diffstat, too.
 _DIFF = ("--full-index", "--binary", "--unified=3", "--src-prefix=a/", "--dst-prefix=b/", *_COMPARED)
 _MAIL = ("format-patch", "--stdout", "--zero-commit", "--no-signature", "--no-numbered", "--always", *_DIFF)
-
-
-@dataclass(frozen=True, slots=True)
-class Exported:
-    """One patch to be written: file name and bytes."""
-
-    name: str
-    data: bytes
 
 
 def commit_patch(git: Git, tree: str, parent: str, patch: PatchFile) -> str:
@@ -75,14 +66,14 @@ def export_stat(git: Git, old: str, new: str) -> bytes:
     return git.out("diff-tree", "--stat=72", "--summary", *_COMPARED, old, new)
 
 
-def export_series(git: Git, base: str, head: str, names: Iterable[str]) -> tuple[Exported, ...]:
-    """Return the commits of `base..head`, oldest first, as patches called `names`, one per commit."""
+def export_series(git: Git, base: str, head: str) -> list[bytes]:
+    """Return the commits of `base..head` as patches, oldest first."""
     commits = git.line("rev-list", "--reverse", "--topo-order", f"{base}..{head}").split()
-    return tuple(Exported(name, export_commit(git, commit)) for name, commit in zip(names, commits, strict=True))
+    return [export_commit(git, commit) for commit in commits]
 
 
-def write_series(folder: Path, patches: Iterable[Exported], keep: Iterable[str] = ()) -> None:
-    """Write all patches of a release to its folder in one step, and keep the files named in `keep` (reports).
+def write_series(folder: Path, files: Mapping[str, bytes], keep: Iterable[str] = ()) -> None:
+    """Write all patches and reports of a release to its folder in one step, and keep the files named in `keep`.
 
     Call it with the lock on the port held: the leftovers of killed runs are removed.
     """
@@ -90,8 +81,8 @@ def write_series(folder: Path, patches: Iterable[Exported], keep: Iterable[str] 
         for name in keep:
             if (folder / name).is_file():
                 (new / name).write_bytes((folder / name).read_bytes())
-        for patch in patches:
-            (new / patch.name).write_bytes(patch.data)
+        for name, data in files.items():
+            (new / name).write_bytes(data)
 
 
 #: What a clone without all objects needs to fetch a missing one later.

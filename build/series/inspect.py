@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import lru_cache
 from io import BytesIO
-from itertools import accumulate
 
 from build.errors import PatchError
 from build.git import Git
@@ -16,31 +14,17 @@ from build.series.model import ChangeKind, FileChange, Hunk, HunkVerdict, Method
 NOT_THE_RELEASE = "check that the tree is the release's; a series is moved with regenerate-patch"
 
 
-class Text:
-    """The bytes of a file as lines; a line keeps its end."""
+@lru_cache(maxsize=128)
+def lines_of(data: bytes) -> tuple[bytes, ...]:
+    """Return the lines of a file, each with its end; those of the last files are kept: they are asked for again."""
+    return tuple(BytesIO(data).readlines())  # split at \n only: a lone \r is content
 
-    def __init__(self, data: bytes) -> None:
-        self.data = data
 
-    @cached_property
-    def lines(self) -> list[bytes]:
-        return BytesIO(self.data).readlines()  # split at \n only: a lone \r is content
-
-    @cached_property
-    def starts(self) -> list[int]:
-        return [0, *accumulate(map(len, self.lines))]
-
-    def find(self, block: list[bytes]) -> list[int]:
-        """Return every index (from 0) where the lines of `block` begin; none for an empty block."""
-        needle = b"".join(block)
-        found: list[int] = []
-        at = self.data.find(needle) if needle else -1
-        while at >= 0:
-            end = at + len(needle)
-            if (at == 0 or self.data[at - 1 : at] == b"\n") and (needle.endswith(b"\n") or end == len(self.data)):
-                found.append(bisect_left(self.starts, at))
-            at = self.data.find(needle, at + 1)
-        return found
+def occurrences(haystack: Sequence[bytes], needle: Sequence[bytes]) -> list[int]:
+    """Return every index at which `needle` begins in `haystack`; none for an empty needle."""
+    wanted = tuple(needle)
+    starts = (at for at, item in enumerate(haystack) if (item,) == wanted[:1])
+    return [at for at in starts if tuple(haystack[at : at + len(wanted)]) == wanted]
 
 
 def inspect(git: Git, tree: str, patch: PatchFile) -> list[HunkVerdict]:
@@ -50,19 +34,19 @@ def inspect(git: Git, tree: str, patch: PatchFile) -> list[HunkVerdict]:
     found: list[HunkVerdict] = []
     for change in patch.changes:
         content = data.get(change.old_path or "")
-        found += _verdicts(patch.name, change, None if content is None else Text(content))
+        found += _verdicts(patch.name, change, None if content is None else lines_of(content))
     return found
 
 
-def _verdicts(name: str, change: FileChange, text: Text | None) -> list[HunkVerdict]:
+def _verdicts(name: str, change: FileChange, lines: Sequence[bytes] | None) -> list[HunkVerdict]:
     if change.kind is ChangeKind.ADDED or not change.hunks:
         numbers = range(1, len(change.hunks) + 1) or [0]
         return [HunkVerdict(name, change.path, n, Verdict.CLEAN, Method.EXACT, int(n > 0)) for n in numbers]
-    if text is None:
+    if lines is None:
         gone = HunkVerdict(name, change.path, 0, Verdict.GONE, Method.HUMAN, evidence="no such file in the tree")
         return [replace(gone, hunk=n) for n in range(1, len(change.hunks) + 1)]
     verdicts, shift = [], 0
-    for number, (hunk, at, note) in enumerate(locate_all(text, change.hunks), 1):
+    for number, (hunk, at, note) in enumerate(locate_all(lines, change.hunks), 1):
         if at is None:
             verdicts.append(HunkVerdict(name, change.path, number, Verdict.CONFLICT, Method.HUMAN, evidence=note))
             continue
@@ -73,16 +57,16 @@ def _verdicts(name: str, change: FileChange, text: Text | None) -> list[HunkVerd
     return verdicts
 
 
-def locate_all(text: Text, hunks: Iterable[Hunk]) -> Iterator[tuple[Hunk, int | None, str]]:
+def locate_all(lines: Sequence[bytes], hunks: Iterable[Hunk]) -> Iterator[tuple[Hunk, int | None, str]]:
     """Yield each hunk with its place, or None and why: one after the other, as `locate` finds them."""
     floor = 0
     for hunk in hunks:
-        at, note = locate(text, hunk, floor)
+        at, note = locate(lines, hunk, floor)
         floor = floor if at is None else at + len(hunk.old)
         yield hunk, at, note
 
 
-def locate(text: Text, hunk: Hunk, floor: int = 0) -> tuple[int | None, str]:
+def locate(lines: Sequence[bytes], hunk: Hunk, floor: int = 0) -> tuple[int | None, str]:
     """Find a hunk's old side, byte for byte, from line `floor` (from 0) on, which follows the earlier hunks.
 
     Returns the index of the line and a note for people. The index is None if the old side is in no place, or in several
@@ -90,16 +74,16 @@ def locate(text: Text, hunk: Hunk, floor: int = 0) -> tuple[int | None, str]:
     """
     old, expected = hunk.old, hunk.first
     if not old:
-        fits = expected <= len(text.lines)
+        fits = expected <= len(lines)
         return (expected, "no context: placed by line number") if fits else (None, "the file is too short")
-    if expected >= floor and text.lines[expected : expected + len(old)] == old:
+    if expected >= floor and list(lines[expected : expected + len(old)]) == old:
         return expected, ""
-    places = [at for at in text.find(old) if at >= floor]
+    places = [at for at in occurrences(lines, old) if at >= floor]
     if len(places) == 1:
         return places[0], ""
     if places:
-        lines = ", ".join(str(at + 1) for at in places[:5])
-        return None, f"its old lines are in {len(places)} places (lines {lines}), but not in the expected one"
+        named = ", ".join(str(at + 1) for at in places[:5])
+        return None, f"its old lines are in {len(places)} places (lines {named}), but not in the expected one"
     return None, "its old lines are not in the file"
 
 

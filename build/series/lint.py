@@ -29,14 +29,8 @@ class Finding:
     what: str
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A release's tree on this machine: a git repository and the commit in it."""
-
-    repo: Path
-    base: str
-
-
+#: A release's tree on this machine: a git repository, and a revision of it.
+Source = tuple[Path, str]
 #: Returns a release's source if it is on this machine, else None; it does not download.
 FindSource = Callable[[str], "Source | None"]
 
@@ -102,16 +96,14 @@ def _files(folder: Path, manifest: Manifest) -> Iterator[Finding]:
 
 def _read_release(folder: Path, manifest: Manifest, release: str) -> tuple[list[PatchFile], list[Finding]]:
     patches, findings = [], []
-    ids = manifest.release[release].patches
-    for patch_id, name in zip(ids, manifest.file_names(release), strict=True):
-        where = f"{folder.name}/{release}/{name}"
-        if not (folder / release / name).is_file():
-            near = manifests.nearest_file(folder / release / name)
-            text = f"the manifest lists patch {patch_id!r}, but this file does not exist"
-            findings.append(Finding(where, text + (f"; the nearest is {near}: is the slug right?" if near else "")))
-            continue
+    try:
+        paths = manifests.patch_paths(folder, manifest, release)
+    except ReleaseDataError as error:
+        return [], [Finding(f"{folder.name}/{release}", str(error))]
+    for patch_id, path in paths.items():
+        where = f"{folder.name}/{release}/{path.name}"
         try:
-            patch = read(folder / release / name)
+            patch = read(path)
         except PatchError as error:
             findings.append(Finding(where, str(error)))
             continue
@@ -139,11 +131,11 @@ def _round_trip(where: str, source: Source, patches: list[PatchFile]) -> Iterato
     """Apply with zero fuzz and zero offset, export again, compare bytes."""
     with tempfile.TemporaryDirectory(prefix="multiworld-lint-") as temporary:
         try:
-            original = Git(source.repo)
-            base = original.resolve(source.base)
+            original = Git(source[0])
+            base = original.resolve(source[1])
             git = new_repository(original, Path(temporary, "tree"))
             head, verdicts = commit_patches(git, base, patches)
-            exported = export_series(git, base, head, [patch.name for patch in patches])
+            exported = export_series(git, base, head)
         except ToolError as error:
             yield Finding(where, str(error))
             return
@@ -152,8 +144,8 @@ def _round_trip(where: str, source: Source, patches: list[PatchFile]) -> Iterato
             what = f"{item.path} hunk {item.hunk} applies with an offset of {item.offset}"
             yield Finding(f"{where}/{item.patch}", what)
     for patch, again in zip(patches, exported, strict=True):
-        if patch.data != again.data:
-            what = f"exporting it again gives other bytes ({_first_difference(patch, again.data)})"
+        if patch.data != again:
+            what = f"exporting it again gives other bytes ({_first_difference(patch, again)})"
             yield Finding(f"{where}/{patch.name}", what)
 
 

@@ -190,18 +190,13 @@ def patch_paths(series: Path, manifest: Manifest, release: str) -> dict[str, Pat
     found = {name: series / release / file for name, file in zip(ids, manifest.file_names(release), strict=True)}
     for name, path in found.items():
         if not path.is_file():
-            near = nearest_file(path)
+            names = sorted(item.name for item in path.parent.glob("*.patch"))
+            near = next(iter(difflib.get_close_matches(path.name, names, 1, 0.0)), "")
             slug, where = manifest.entry(name).slug, f"{series.name}/manifest.toml"
             what = f"{where}: patch {name!r} has the slug {slug!r}, but there is no file {release}/{path.name}"
             cause = f"the nearest file is {release}/{near}" if near else f"{path.parent} has no patches"
             raise ReleaseDataError(what, cause=cause, remedy=f"correct {series / 'manifest.toml'}, or rename the file")
     return found
-
-
-def nearest_file(path: Path) -> str:
-    """Return the patch in a missing file's folder with the nearest name; empty if the folder has no patches."""
-    names = sorted(item.name for item in path.parent.glob("*.patch"))
-    return next(iter(difflib.get_close_matches(path.name, names, 1, 0.0)), "")
 
 
 def _problems(manifest: Manifest) -> Iterator[str]:

@@ -7,12 +7,12 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from io import BytesIO
 from pathlib import Path
 
 from build.console import note
 from build.errors import UsageError
 from build.releases import Frozen
+from build.series.inspect import lines_of
 from build.series.model import ChangeKind, FileChange, PatchFile
 from build.series.patchfile import parse
 
@@ -160,8 +160,8 @@ def render(patch: PatchFile, values: Mapping[str, str]) -> PatchFile:
     """
     encoded = {name.encode(): os.fsencode(value) for name, value in values.items()}
     starts = [change.line for change in patch.changes]
-    lines = BytesIO(patch.data).readlines()  # split at \n only: a lone \r is content
-    parts = lines[: starts[0] - 1]
+    lines = lines_of(patch.data)
+    parts = list(lines[: starts[0] - 1])
     for change, start, end in zip(patch.changes, starts, [*starts[1:], len(lines) + 1], strict=True):
         section = lines[start - 1 : end - 1]
         parts += _added(change, section, encoded) if change.kind is ChangeKind.ADDED else section

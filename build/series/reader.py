@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from io import BytesIO
 
 from build.errors import PatchError
 from build.git import SYMLINK
+from build.series.inspect import lines_of
 from build.series.model import FileChange, Hunk
 
 _HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(.*)", re.DOTALL)
@@ -28,7 +28,7 @@ class Reader:
         self.name = name
         self.mend = mend
         self.mended: list[str] = []
-        self.lines = BytesIO(data).readlines()  # split at \n only: a lone \r is content
+        self.lines = lines_of(data)
         self.at = 0
 
     def peek(self, ahead: int = 0) -> bytes:

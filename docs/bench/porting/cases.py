@@ -12,7 +12,7 @@ from pathlib import Path
 
 from build.porting.groups import Edit, split
 from build.porting.trees import Tree
-from build.series.inspect import Text, locate_all
+from build.series.inspect import lines_of, locate_all
 from build.series.model import FileChange, Hunk, PatchFile
 from docs.bench.porting.stacks import Stack, patches_of, repository, stack_of
 
@@ -164,11 +164,11 @@ class _Group:
 
 def _placed(tree: Tree, change: FileChange) -> list[_Group]:
     """Return the groups of a maintainer's change at their places in the new tree."""
-    text = Text(data_of(tree, change.old_path or change.path))
+    lines = lines_of(data_of(tree, change.old_path or change.path))
     found = []
-    for number, (hunk, at, _) in enumerate(locate_all(text, change.hunks), 1):
+    for number, (hunk, at, _) in enumerate(locate_all(lines, change.hunks), 1):
         found += [
-            _Group((tuple(text.lines[g.start : g.end]), g.lines), Edit(g.start, g.end, g.lines))
+            _Group((tuple(lines[g.start : g.end]), g.lines), Edit(g.start, g.end, g.lines))
             for g in (split(hunk, number, at).groups if at is not None else ())
         ]
     return found
@@ -225,7 +225,7 @@ def _mostly_there(patch: PatchFile, old: Tree, new: Tree) -> bool:
 
 
 def _lines(patch: PatchFile, tree: Tree) -> set[bytes]:
-    return {line.strip() for path in patch.paths for line in Text(data_of(tree, path)).lines}
+    return {line.strip() for path in patch.paths for line in lines_of(data_of(tree, path))}
 
 
 def data_of(tree: Tree, path: str) -> bytes:

@@ -14,8 +14,8 @@ from rich.table import Table
 from build.console import console, note, progress
 from build.errors import SourceError
 from build.porting.engine import PatchPort
-from build.porting.lines import occurrences
 from build.porting.trees import Tree
+from build.series.inspect import occurrences
 from docs.bench.porting.corpus import SCENARIOS, Case, Expected, generate
 from docs.bench.porting.tools import OTHERS, OURS, Result, ours, set_up
 

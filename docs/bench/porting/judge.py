@@ -10,9 +10,9 @@ from pathlib import Path
 
 from build.git import Git
 from build.porting.groups import Edit, apply_edits
-from build.porting.lines import norm, occurrences
+from build.porting.lines import norm
 from build.porting.trees import Tree
-from build.series.inspect import Text
+from build.series.inspect import lines_of, occurrences
 from docs.bench.porting.cases import RealCase, RealHunk, data_of
 from docs.bench.porting.tools import Result
 
@@ -57,7 +57,7 @@ def _wanted(case: RealCase, hunk: RealHunk) -> set[Edit]:
     Edits of neighbouring hunks may be one edit in a diff: then what all his edits are there is wanted.
     """
     data = data_of(case.new, hunk.new_path)
-    lines = Text(data).lines
+    lines = lines_of(data)
     alone = set(edits_between(data, b"".join(apply_edits(lines, hunk.edits))))
     every = {edit for item in case.hunks if item.new_path == hunk.new_path for edit in item.edits}
     together = set(edits_between(data, b"".join(apply_edits(lines, sorted(every, key=lambda e: (e.start, e.end))))))
@@ -66,11 +66,11 @@ def _wanted(case: RealCase, hunk: RealHunk) -> set[Edit]:
 
 def _same_text(case: RealCase, hunk: RealHunk, files: Mapping[str, bytes]) -> bool:
     """Return whether a tool's file has the maintainer's lines and their neighbours, however a diff is divided."""
-    lines = Text(data_of(case.new, hunk.new_path)).lines
+    lines = lines_of(data_of(case.new, hunk.new_path))
     start, end = max(0, hunk.edits[0].start - 3), min(len(lines), hunk.edits[-1].end + 3)
     inner = [Edit(edit.start - start, edit.end - start, edit.lines) for edit in hunk.edits]
     wanted = apply_edits(lines[start:end], inner)
-    made = Text(files.get(hunk.new_path, b"")).lines
+    made = lines_of(files.get(hunk.new_path, b""))
     return len(occurrences(made, wanted)) > len(occurrences(lines, wanted))
 
 
@@ -80,7 +80,7 @@ def _near(edit: Edit, others: Collection[Edit]) -> bool:
 
 def _lines(case: RealCase, path: str, edit: Edit) -> list[bytes]:
     """Return the lines that an edit removes."""
-    return Text(data_of(case.new, path)).lines[edit.start : edit.end]
+    return list(lines_of(data_of(case.new, path))[edit.start : edit.end])
 
 
 def _concerned(hunk: RealHunk, added: Collection[bytes], removed: Collection[bytes]) -> bool:
@@ -102,7 +102,7 @@ def edits_between(old: bytes, new: bytes) -> tuple[Edit, ...]:
         for name, data in (("a", old), ("b", new)):
             Path(folder, name).write_bytes(data)
         done = Git(Path(folder)).call("diff", "--no-index", "--text", "-U0", "--minimal", "--no-color", "a", "b")
-    lines = Text(new).lines
+    lines = lines_of(new)
     found = []
     for match in _HUNK.finditer(done.stdout):
         start, count = int(match[1]), 1 if match[2] is None else int(match[2])

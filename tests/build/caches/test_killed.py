@@ -61,7 +61,7 @@ _WRITE = """\
 import os, time
 from pathlib import Path
 from build import paths
-from build.series.commits import Exported, write_series
+from build.series.commits import write_series
 def waiting(new, final):
     Path("state/waiting").touch()
     while Path("state/hang").exists():
@@ -69,7 +69,7 @@ def waiting(new, final):
     return exchange(new, final)
 exchange, paths.exchange = paths.exchange, waiting
 Path("out/2.6.0").mkdir(exist_ok=True)
-write_series(Path("out/2.6.0"), [Exported("0001-p.patch", b"text")])
+write_series(Path("out/2.6.0"), {"0001-p.patch": b"text"})
 print("made", Path("out/2.6.0/0001-p.patch").read_bytes() == b"text")
 """
 

@@ -10,7 +10,7 @@ import pytest
 
 from build.paths import REPO
 from build.porting.textport import port_text
-from build.series.inspect import Text
+from build.series.inspect import lines_of
 from build.series.model import Hunk, Verdict
 
 from .code import LABELS
@@ -51,7 +51,7 @@ def test_the_bound_on_memory_is_one() -> None:
 
 
 def one_line_more(data: bytes, at: int) -> tuple[Hunk, bytes]:
-    lines = Text(data).lines
+    lines = lines_of(data)
     hunk = Hunk(at + 1, at + 1, (b" " + lines[at], b"+" + lines[at].replace(b"(", b"_more("), b" " + lines[at + 1]))
     return hunk, b"".join([*lines[: at + 1], lines[at].replace(b"(", b"_more("), *lines[at + 1 :]])
 

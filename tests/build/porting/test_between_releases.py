@@ -16,7 +16,7 @@ from build.git import Git
 from build.porting import Action, between_releases, registry, session
 from build.porting.between_releases import Request, give_up, port_release
 from build.series import manifest as manifests
-from build.series.lint import Source, lint_series
+from build.series.lint import lint_series
 from build.series.manifest import ReleaseEntry, Verified
 from tests.build.series.repos import commit, make_repo, numbered
 
@@ -93,7 +93,7 @@ def test_a_port_is_written_and_entered(repo: Git) -> None:
     assert names == ["0001-one.patch", "0002-two.patch", "PORT.md", "port.json"]
     text = (folder(repo) / "manifest.toml").read_text()
     assert text.startswith(MANIFEST.rstrip("\n"))
-    kept = lint_series(folder(repo), lambda name: Source(repo.folder, f"v{name}")).findings
+    kept = lint_series(folder(repo), lambda name: (repo.folder, f"v{name}")).findings
     assert not [item for item in kept if "other bytes" in item.what or "offset" in item.what]
     assert str(repo.folder.parent) not in (folder(repo) / "2.1.2" / "PORT.md").read_text()
 

@@ -7,7 +7,7 @@ import pytest
 from build.errors import ReleaseDataError
 from build.git import Git
 from build.series import manifest as manifests
-from build.series.lint import LintReport, Source, lint_series
+from build.series.lint import LintReport, lint_series
 
 from .repos import commit, make_patch, make_repo, numbered
 
@@ -50,7 +50,7 @@ def folder(tmp_path: Path, repo: Git) -> Path:
 
 
 def lint(folder: Path, repo: Git | None = None) -> LintReport:
-    return lint_series(folder, (lambda _: Source(repo.folder, "HEAD")) if repo else None)
+    return lint_series(folder, (lambda _: (repo.folder, "HEAD")) if repo else None)
 
 
 def whats(report: LintReport) -> str:
@@ -105,7 +105,7 @@ def test_coverage_and_files(folder: Path) -> None:
     assert "the manifest does not name this file" in text
     edit(folder / "manifest.toml", b'["one"]', b'["one", "two"]')
     (folder / "1.0" / "0002-two.patch").unlink()
-    assert "does not exist" in whats(lint(folder))
+    assert "there is no file 1.0/0002-two.patch" in whats(lint(folder))
 
 
 def test_a_slug_with_a_typo_names_the_manifest_and_the_nearest_file(folder: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_slug_with_a_typo_names_the_manifest_and_the_nearest_file(folder: Path
         manifests.patches_of("1.0", ["s"], folder.parent)
     assert "1.0/0002-two.patch" in caught.value.cause
     assert str(folder / "manifest.toml") in caught.value.remedy
-    assert "the nearest is 0002-two.patch" in whats(lint(folder))
+    assert "the nearest file is 1.0/0002-two.patch" in whats(lint(folder))
 
 
 def test_declared_missing_is_still_a_finding(folder: Path) -> None:
