@@ -7,12 +7,10 @@ and the other ranks of its communicators are imaginary. `GPULESS_TRANSPORT=loopb
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 import re
 import shlex
 import shutil
-import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +22,7 @@ from build import seals
 from build.errors import EnvironmentUnfitError
 from build.overlay.symbols import dynamic
 from build.paths import cache
+from build.process import run
 from build.runtime.multiworld_torch_overlay._load import build_id
 from gpuless.subject import Subject, examine
 
@@ -112,7 +111,7 @@ def _compiler() -> list[str]:
 
 
 def _digest(subject: Subject, compiler: list[str]) -> str:
-    version = subprocess.run([*compiler, "--version"], capture_output=True, timeout=_TIMEOUT, check=False)
+    version = run([*compiler, "--version"], timeout=_TIMEOUT)
     digest = hashlib.sha256(version.stdout + repr((compiler, _FLAGS, _OWN_FLAGS, subject.nccl_version)).encode())
     for source in sorted(p for p in SOURCES.rglob("*") if p.is_file()):
         digest.update(str(source.relative_to(SOURCES)).encode() + b"\0" + source.read_bytes())
@@ -132,7 +131,8 @@ def _compile_all(subject: Subject, compiler: list[str], part: Path) -> None:
     sources = [str(p) for p in sorted(SOURCES.glob("*.c"))]
     command = [*compiler, *_FLAGS, *_OWN_FLAGS, define, *includes, *sources, "-o", str(imitation), *_LIBRARIES]
     _run(command)
-    if more := _excess(subject, imitation):
+    # Imitated functions that the NCCL of this torch does not have: a caller may look for them.
+    if more := exported(imitation, "nccl") - exported(subject.nccl, "nccl"):
         hidden = part / "hidden.map"
         hidden.write_text(f"{{ local: {' '.join(f'{name};' for name in sorted(more))} }};\n", encoding="utf-8")
         _run([*command, f"-Wl,--version-script={hidden}"])
@@ -145,15 +145,11 @@ def _compile_all(subject: Subject, compiler: list[str], part: Path) -> None:
 
 
 def _run(command: list[str]) -> None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        what = f"the C compiler could not be run: {shlex.join(command)}"
-        raise EnvironmentUnfitError(what, cause=str(error)) from None
+    done = run(command, timeout=_TIMEOUT)
     if done.returncode:
         what = f"the imitation of CUDA and NCCL does not compile: {shlex.join(command)}"
         remedy = "install a newer C compiler, or report the CUDA version with this output"
-        raise EnvironmentUnfitError(what, cause=done.stderr[-2000:], remedy=remedy)
+        raise EnvironmentUnfitError(what, cause=done.tail, remedy=remedy)
 
 
 # A driver function's name as a whole string: c10 and ATen look these up with dlsym.
@@ -174,17 +170,10 @@ def driver_names(library: Path) -> frozenset[str]:
     Strings that are not functions may match too; a superfluous stub is harmless.
     """
     linked = {item.name for item in dynamic(library, "U") if item.name.startswith("cu") and item.name[2:3].isupper()}
-    return frozenset(linked | {m.decode() for m in _strings(library)})
-
-
-def _strings(library: Path) -> set[bytes]:
     with library.open("rb") as stream:
         section = ELFFile(stream).get_section_by_name(".rodata")
-        if section is None:
-            return set()
-        start, size = section["sh_offset"], section["sh_size"]
-        with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as view:
-            return {m.group(1) for m in _DRIVER_NAME.finditer(view, start, start + size)}
+        strings = _DRIVER_NAME.findall(section.data() if section else b"")
+    return frozenset(linked | {name.decode() for name in strings})
 
 
 def _driver_source(subject: Subject) -> str:
@@ -197,11 +186,6 @@ def _driver_source(subject: Subject) -> str:
         else:
             lines.append(f"int {name}(void) {{ return 0; }}")
     return "\n".join(lines) + "\n"
-
-
-def _excess(subject: Subject, imitation: Path) -> frozenset[str]:
-    """Return the imitated functions that the NCCL of this torch does not have: a caller may look for them."""
-    return exported(imitation, "nccl") - exported(subject.nccl, "nccl")
 
 
 def _missing_source(subject: Subject, imitation: Path) -> str:

@@ -27,16 +27,16 @@ def record(results: Iterable[ProbeResult]) -> tuple[str, ...]:
     Raises:
         ValueError: results of a patched wheel.
     """
-    kept: list[ProbeResult] = []
-    refused: list[ProbeResult] = []
-    for result in results:
-        if result.form is not Form.STOCK:
-            raise ValueError("only outcomes of stock wheels are recorded")
-        (refused if result.got in NOT_RECORDED else kept).append(result)
+    refused: list[str] = []
     with locked(cache("gpuless") / MEASURED.name, "the record of measured outcomes"):
         table = {probe: {r: o.name for r, o in row.items()} for probe, row in measured().items()}
-        for result in kept:
-            table.setdefault(result.probe.id, {})[result.release] = result.got.name
+        for result in results:
+            if result.form is not Form.STOCK:
+                raise ValueError("only outcomes of stock wheels are recorded")
+            if result.got in NOT_RECORDED:
+                refused.append(result.probe.id)
+            else:
+                table.setdefault(result.probe.id, {})[result.release] = result.got.name
         with atomic_write(MEASURED) as part:
             part.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    return tuple(result.probe.id for result in refused)
+    return tuple(refused)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from build.errors import EnvironmentUnfitError
+from build.process import run
 
 # Runs in the probed interpreter; reads torch/version.py alone, since importing torch takes seconds.
 _ASK = """
@@ -93,11 +93,10 @@ def examine(python: Path) -> Subject:
 
 
 def _ask(python: Path) -> dict[str, str]:
-    try:
-        done = subprocess.run([python, "-I", "-c", _ASK], capture_output=True, text=True, timeout=60, check=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        cause, remedy = str(getattr(error, "stderr", "") or error).strip(), "give the path of a working Python"
-        raise EnvironmentUnfitError(f"{python} cannot be asked for its torch", cause=cause, remedy=remedy) from None
+    done = run([python, "-I", "-c", _ASK], timeout=60)
+    if done.returncode:
+        what, remedy = f"{python} cannot be asked for its torch", "give the path of a working Python"
+        raise EnvironmentUnfitError(what, cause=done.tail, remedy=remedy)
     answer: dict[str, str] = json.loads(done.stdout)
     return answer
 

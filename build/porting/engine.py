@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from build.porting import companions
-from build.porting.fileport import ChangePort, Context, Files, port_change
+from build.porting.fileport import ChangePort, Context, Files, expect, port_change
 from build.porting.groups import Labels
 from build.porting.moved_files import Finder
 from build.porting.trees import Layer, Tree
@@ -80,6 +80,7 @@ def _port_patch(ctx: Context, patch: PatchFile, decided: Files | None) -> PatchP
     if patch.fault:
         return PatchPort(patch, PatchState.UNREADABLE, (), notes=(patch.fault,))
     identical = all(ctx.old.get(path) == ctx.new.get(path) for path in patch.paths)
+    expect(ctx, patch.changes)
     ports, old = _port_changes(ctx, patch)
     known = [state.data for path in patch.paths if (state := ctx.old.get(path)) is not None]
     while (every := companions.suspects(patch, _verdicts(ports), known)).keys() - ctx.suspects.keys():

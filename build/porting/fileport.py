@@ -72,6 +72,17 @@ def whole(
     return tuple(HunkVerdict(ctx.patch, path, number, verdict, method, evidence=evidence) for number in (hunks or [0]))
 
 
+def expect(ctx: Context, changes: Sequence[FileChange]) -> None:
+    """Say which code of a patch may be searched for, so that other files are searched once for all of it."""
+    for change in changes:
+        path = change.old_path or change.path
+        if change.hunks and (old := ctx.old.get(path)) and (new := ctx.new.get(path)):
+            alignment = align(lines_of(old.data), lines_of(new.data))
+            for placed in _located(alignment, _hunks(ctx, change, old)):
+                if moved_away(alignment, placed):
+                    ctx.finder.expect(_gone(alignment, placed))
+
+
 def port_change(ctx: Context, change: FileChange) -> ChangePort:
     if change.submodule_commits is not None or change.binary is not None:
         return _opaque(ctx, change)

@@ -42,9 +42,10 @@ class _Pool:
     files: Mapping[str, bytes]
     _having: dict[bytes, list[str]] = field(default_factory=dict)
 
-    def having(self, lines: Collection[bytes]) -> Iterator[list[str]]:
-        """Yield the files that have each of `lines`."""
+    def having(self, lines: Collection[bytes], soon: Collection[bytes] = ()) -> Iterator[list[str]]:
+        """Yield the files that have each of `lines`; those that will be asked for `soon` are searched as well."""
         if new := {line for line in lines if line not in self._having}:
+            new.update(line for line in soon if line not in self._having)
             self._having.update((line, []) for line in new)
             for name, data in self.files.items():
                 likely = new if len(new) > MANY else {line for line in new if line in data}
@@ -61,6 +62,11 @@ class Finder:
     new: Tree
     _contents: dict[str, bytes] = field(default_factory=dict)
     _changed_ones: dict[str, _Pool] = field(default_factory=dict)
+    _soon: set[bytes] = field(default_factory=set)
+
+    def expect(self, lines: Iterable[bytes]) -> None:
+        """Say which part of a file may be asked for: the parts of a patch are then searched together."""
+        self._soon.update(_probes(_telling(lines)))
 
     def renamed(self, path: str, data: bytes) -> tuple[str, str] | None:
         """Return the new path of a file that is gone, with the evidence; None if it is uncertain."""
@@ -81,7 +87,7 @@ class Finder:
         if len(wanted) < least:
             return None
         old = self.old.entries
-        found = _best(wanted, self._changed(path), SPLIT, path)
+        found = _best(wanted, self._changed(path), SPLIT, path, self._soon)
         if found is None:
             return None
         if found[0] in old and _share(wanted, self.old.read_many([found[0]]).get(found[0], b"")) > SPLIT / 2:
@@ -127,11 +133,20 @@ def _telling(lines: Iterable[bytes]) -> set[bytes]:
     return {norm(line) for line in lines if distinctive(line)}
 
 
-def _best(lines: set[bytes], pool: _Pool, enough: float, path: str) -> tuple[str, float] | None:
-    """Return the file other than `path` with the largest share of `lines`, if it is enough and ahead of the others."""
-    # The longest lines are searched first; of equal length, the same in every run.
-    probe = sorted(lines, key=lambda line: (-len(line), line))[:PROBES]
-    counts = Counter(name for files in pool.having(probe) for name in files)
+def _probes(lines: Collection[bytes]) -> list[bytes]:
+    """Return the lines that are searched first, the longest; of equal length, the same in every run."""
+    return sorted(lines, key=lambda line: (-len(line), line))[:PROBES]
+
+
+def _best(
+    lines: set[bytes], pool: _Pool, enough: float, path: str, soon: Collection[bytes] = ()
+) -> tuple[str, float] | None:
+    """Return the file other than `path` with the largest share of `lines`, if it is enough and ahead of the others.
+
+    Of the lines searched `soon`, see `_Pool.having`.
+    """
+    probe = _probes(lines)
+    counts = Counter(name for files in pool.having(probe, soon) for name in files)
     likely = [name for name in pool.files if counts[name] >= int(enough / 2 * len(probe)) and name != path]
     scored = sorted(((_share(lines, pool.files[name]), name) for name in likely), reverse=True)
     if not scored or scored[0][0] < enough or (len(scored) > 1 and scored[0][0] - scored[1][0] < MARGIN):

@@ -1,4 +1,4 @@
-"""Files are searched for moved lines: in one pass for all lines of a place, few or many."""
+"""Files are searched for moved lines: in one pass for all that a patch may ask for, few lines or many."""
 
 from __future__ import annotations
 
@@ -38,10 +38,12 @@ def test_a_line_that_no_file_has() -> None:
     assert list(_Pool(FILES).having([b"int line_40;"])) == [[]]
 
 
-def test_a_line_that_was_searched_is_not_searched_again() -> None:
+def test_lines_that_will_be_asked_for_are_searched_in_the_same_pass() -> None:
     files = Counted(FILES)
     pool = _Pool(files)
     first, second = b"int line_2;", b"int line_3;"
-    assert list(pool.having([first, second])) == [["a.c", "b.c"], ["a.c"]]
+    assert list(pool.having([first], soon=[first, second])) == [["a.c", "b.c"]]
     assert list(pool.having([second, first])) == [["a.c"], ["a.c", "b.c"]]
     assert files.passes == 1
+    assert list(pool.having([b"int line_5;"])) == [["a.c"]]
+    assert files.passes == 2
