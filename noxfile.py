@@ -203,12 +203,6 @@ def wheels(session: nox.Session) -> None:
     session.run("python", "-I", "-m", "multiworld", "doctor")
 
 
-@nox.session
-def wheelhouse(session: nox.Session) -> None:
-    """Publish what is built as a folder that pip and uv install from: `-- [FOLDER …] [--out DIR] [--key PEM]`."""
-    _tool(session, "wheelhouse", *session.posargs)
-
-
 @nox.session(name="switchml-patch")
 def switchml_patch(session: nox.Session) -> None:
     """SwitchML's series as one patch for PyTorch 1.7.1: `-- [DPDK=1 MLX5=1 SWITCHML_HOME=PATH …]`."""
@@ -221,6 +215,7 @@ _PASSED_ON = {
     "explain": "Tell if an overlay can serve a patch, and how: `-- --release 2.6.0 --patches FILE`.",
     "clean": "Show what the caches hold, and free it: `-- [--older-than 30d] [--keep 5GB] [--dry-run]`.",
     "releases": "Table of the known releases: needs, built wheels, test results.",
+    "wheelhouse": "Publish what is built as a folder for pip and uv: `-- [FOLDER …] [--out DIR] [--key PEM]`.",
     "verify": "Check a wheel and build it again, or a wheelhouse: `-- PATH [--key F|--identity URI] [--no-rebuild]`.",
     "lint-patches": "Check every series: manifest, headers, paths; with sources at hand, zero fuzz and the same bytes.",
     "patches": "Overview of patches and releases, on the terminal and as an HTML page.",

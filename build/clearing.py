@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -63,15 +62,6 @@ class Entry:
     lock: Path | None
     size: int
     used: float
-
-
-@dataclass(frozen=True, slots=True)
-class Cleared:
-    """The result of a clean: freed entries, entries in use, and those that could not be removed, and why."""
-
-    freed: list[Entry] = field(default_factory=list)
-    busy: list[Entry] = field(default_factory=list)
-    failed: list[tuple[Entry, str]] = field(default_factory=list)
 
 
 def _beside(path: Path, suffix: str) -> Path:
@@ -147,37 +137,24 @@ def choose(found: Iterable[Entry], now: float, *, days: float | None, keep: int 
     return chosen
 
 
-@contextmanager
-def _held(item: Entry) -> Iterator[bool]:
-    """Yield whether no run makes or uses the entry; if so, none begins to within the block."""
-    lock = FileLock(item.lock).acquire(timeout=0) if item.lock else contextlib.nullcontext()
-    with lock, leases.unused(item.path) as free:
-        yield free
-
-
-def free(chosen: Iterable[Entry], *, really: bool = True) -> Cleared:
-    """Free entries, unless a run uses them.
+def free(item: Entry, *, really: bool = True) -> bool:
+    """Free an entry, unless a run makes or uses it; return whether none does.
 
     Args:
         really: False only tells what would be freed.
+
+    Raises:
+        OSError: it cannot be removed.
     """
-    done = Cleared()
-    for item in chosen:
-        _free(item, done, really)
-    return done
-
-
-def _free(item: Entry, done: Cleared, really: bool) -> None:
     try:
-        with _held(item) as idle:
-            if idle and really:
-                # First what tells that it is whole, since a killed clean leaves half a folder.
-                clear(_beside(item.path, ".seal"))
-                if item.path.is_dir() and not item.path.is_symlink():
-                    (item.path / READY).unlink(missing_ok=True)
-                clear(item.path)
-        (done.freed if idle else done.busy).append(item)
+        lock = FileLock(item.lock).acquire(timeout=0) if item.lock else contextlib.nullcontext()
     except Timeout:
-        done.busy.append(item)
-    except OSError as error:
-        done.failed.append((item, error.strerror or str(error)))
+        return False
+    with lock, leases.unused(item.path) as idle:
+        if idle and really:
+            # First what tells that it is whole, since a killed clean leaves half a folder.
+            clear(_beside(item.path, ".seal"))
+            if item.path.is_dir() and not item.path.is_symlink():
+                (item.path / READY).unlink(missing_ok=True)
+            clear(item.path)
+        return idle

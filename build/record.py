@@ -16,7 +16,7 @@ from build.overlay.model import Check, Overlay
 from build.overlay.toolchain import Toolchain, linker
 from build.paths import atomic_write
 from build.releases import Release
-from build.seals import sha256_of
+from build.seals import digest_of, sha256_of
 from build.series.model import HunkVerdict, PatchFile
 from build.sources import SourceTree
 
@@ -124,11 +124,8 @@ def artifact(path: Path) -> Artifact:
 
 def assembly() -> str:
     """Digest the loader and the modules that write wheels: with other code, earlier wheels are stale."""
-    digest = hashlib.sha256()
-    for folder in ("runtime", "wheels"):
-        for path in sorted((Path(__file__).parent / folder).rglob("*.py")):
-            digest.update(f"{path.relative_to(Path(__file__).parent)}\0{sha256_of(path)}\n".encode())
-    return digest.hexdigest()
+    here = Path(__file__).parent
+    return digest_of(here, [*(here / "runtime").rglob("*.py"), *(here / "wheels").rglob("*.py")])
 
 
 def patches_of(files: Iterable[PatchFile]) -> tuple[Patch, ...]:

@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
@@ -55,6 +55,13 @@ def sha256_of(path: Path) -> str:
         while block := stream.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def digest_of(root: Path, files: Iterable[Path]) -> str:
+    """Return a SHA-256 over files below `root`: over sorted lines as `sha256sum` prints them."""
+    names = sorted(path.relative_to(root).as_posix() for path in files if path.is_file())
+    lines = (f"{sha256_of(root / name)}  {name}\n" for name in names)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def _seal_path(entry: Path) -> Path:

@@ -110,7 +110,8 @@ def port(place: Place, series: str, release: str) -> str:
     report = place.git.out("show", f"{commit}:patches/{series}/{release}/{MARKDOWN}").decode()
     place.git.transfer("push", "--progress", place.remote, f"{commit}:refs/heads/{head}")
     try:
-        title = f"{series}: PyTorch {release}" + (f" ({_reason(status)})" if status else "")
+        reason = "needs a human" if status == NeedsHumanError.exit_code else "not proven"
+        title = f"{series}: PyTorch {release}" + (f" ({reason})" if status else "")
         return open_pull_request(head, place.base, title, _body(release, status, report), draft=bool(status))
     except ToolError:
         place.git.out("push", place.remote, f":refs/heads/{head}")  # or the next run would take it for done
@@ -126,10 +127,6 @@ def _commit(git: Git, series: str, release: str, parent: str, status: int) -> st
     git.out("add", "--", *_CHANGES)
     text = f"{series}: ported to PyTorch {release}\n\nBy regenerate-patch --build, which ended with status {status}.\n"
     return git.commit(git.line("write-tree"), text.encode(), parent, PROJECT)
-
-
-def _reason(status: int) -> str:
-    return "needs a human" if status == NeedsHumanError.exit_code else "not proven"
 
 
 def _body(release: str, status: int, report: str) -> str:

@@ -112,10 +112,8 @@ def _compiler() -> list[str]:
 
 def _digest(subject: Subject, compiler: list[str]) -> str:
     version = run([*compiler, "--version"], timeout=_TIMEOUT)
-    digest = hashlib.sha256(version.stdout + repr((compiler, _FLAGS, _OWN_FLAGS, subject.nccl_version)).encode())
-    for source in sorted(p for p in SOURCES.rglob("*") if p.is_file()):
-        digest.update(str(source.relative_to(SOURCES)).encode() + b"\0" + source.read_bytes())
-    digest.update(Path(__file__).read_bytes())
+    own = seals.digest_of(SOURCES.parent, [Path(__file__).resolve(), *SOURCES.rglob("*")])
+    digest = hashlib.sha256(version.stdout + repr((compiler, _FLAGS, _OWN_FLAGS, subject.nccl_version, own)).encode())
     for header in ("cuda_runtime_api.h", "driver_types.h"):
         digest.update((subject.cuda_headers / header).read_bytes())
     for library in (*subject.torch_libraries, subject.cudart, subject.nccl):

@@ -9,7 +9,6 @@ from datetime import datetime, timezone
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from build import clearing
@@ -66,15 +65,22 @@ def clean(
     if age is None and most is None:
         note("nothing is freed without --older-than or --keep")
         return
-    done = clearing.free(chosen, really=not dry_run)
-    for item in done.freed:
-        note(f"{'would free' if dry_run else 'freed'} {_spelt(item.size)}: {item.kind}/{item.path.name}")
-    if done.busy:
-        names = ", ".join(f"{item.kind}/{item.path.name}" for item in done.busy)
-        note(f"in use, left: {escape(names)}")
+    freed, busy, failed = list[Entry](), list[str](), list[str]()
+    for item in chosen:
+        name = f"{item.kind}/{item.path.name}"
+        try:
+            if not clearing.free(item, really=not dry_run):
+                busy.append(name)
+                continue
+        except OSError as error:
+            failed.append(f"{item.path}: {error.strerror or error}")
+            continue
+        freed.append(item)
+        note(f"{'would free' if dry_run else 'freed'} {_spelt(item.size)}: {name}")
+    if busy:
+        note(f"in use, left: {', '.join(busy)}")
     verb = "would be freed" if dry_run else "freed"
-    step(f"{_spelt(sum(item.size for item in done.freed))} {verb}, {len(done.freed)} entries")
-    if done.failed:
-        what = f"{len(done.failed)} entries could not be removed"
-        cause = "\n".join(f"{item.path}: {reason}" for item, reason in done.failed)
-        raise BusyError(what, cause=cause, remedy="remove them by hand, as the user who owns them")
+    step(f"{_spelt(sum(item.size for item in freed))} {verb}, {len(freed)} entries")
+    if failed:
+        remedy = "remove them by hand, as the user who owns them"
+        raise BusyError(f"{len(failed)} entries could not be removed", cause="\n".join(failed), remedy=remedy)

@@ -129,17 +129,8 @@ class Tally:
         return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """The folder of the results, the Python with torch, None: it is looked for, and arguments for pytest."""
-
-    out: Path
-    python: Path | None
-    pytest: tuple[str, ...]
-
-
-def parsed(arguments: list[str]) -> Order:
-    """Read the command line; what is not ours goes to pytest."""
+def parsed(arguments: list[str]) -> tuple[Path, Path | None, list[str]]:
+    """Return the folder of the results, the Python to use, None: it is looked for, and arguments for pytest."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="run.py", description=__doc__, allow_abbrev=False, formatter_class=form)
     default = Path(os.environ.get("OUT") or CHECKOUT / "dist" / "gpu")
@@ -148,37 +139,37 @@ def parsed(arguments: list[str]) -> Order:
     known, rest = parser.parse_known_args(arguments)
     if not any((CHECKOUT / item.partition("::")[0]).exists() for item in rest):
         rest = [*rest, _TESTS]
-    return Order(known.out.absolute(), known.python, tuple(rest))
+    return known.out.absolute(), known.python, rest
 
 
-def run(order: Order) -> None:
-    """Run the tests and write the results.
+def run(out: Path, asked: Path | None, arguments: list[str]) -> None:
+    """Run the tests and write the results, see `parsed`.
 
     Raises:
         EnvironmentUnfitError: no torch, or modules that the tests need are missing.
         ProbeError: a test failed, or pytest itself.
         NoDeviceError: no test could show anything.
     """
-    order.out.mkdir(parents=True, exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        python = _prepared(order, stack)
+        python = _prepared(asked, stack)
         facts = _facts(python)
-        _write(order.out / "facts.json", facts)
+        _write(out / "facts.json", facts)
         names = ", ".join(f"{item['name']} ({item['memory_MiB']} MiB)" for item in facts["devices"])
         _say(f"torch {facts['torch']}, {names or 'NO NVIDIA DEVICE: ' + facts['no_device']}")
-        status = _tests(python, order)
-    tally = counted(order.out / "gpu.xml")
-    _write(order.out / "result.json", {"pytest_status": status, **asdict(tally), "facts": facts})
+        status = _tests(python, out, arguments)
+    tally = counted(out / "gpu.xml")
+    _write(out / "result.json", {"pytest_status": status, **asdict(tally), "facts": facts})
     for reason, count in tally.reasons.items():
         _say(f"skipped {count} x: {reason}")
-    _say(f"{tally}; results in {order.out}")
-    if "--collect-only" not in order.pytest:
+    _say(f"{tally}; results in {out}")
+    if "--collect-only" not in arguments:
         judge(status, tally, facts)
 
 
-def _prepared(order: Order, stack: ExitStack) -> Path:
+def _prepared(asked: Path | None, stack: ExitStack) -> Path:
     """Return the Python for the tests, in a bundle one that has its wheels."""
-    found = find(order.python)
+    found = find(asked)
     manifest = CHECKOUT.parent / MANIFEST
     if manifest.is_file():
         return _of_bundle(found, json.loads(manifest.read_text(encoding="utf-8")), stack)
@@ -216,16 +207,16 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(CHECKOUT), "PYTHONUNBUFFERED": "1"}
 
 
-def _tests(python: Path, order: Order) -> int:
+def _tests(python: Path, out: Path, arguments: list[str]) -> int:
     """Run pytest with its output on the terminal and in `pytest.log`; return its exit status."""
-    junit = order.out / "gpu.xml"
+    junit = out / "gpu.xml"
     junit.unlink(missing_ok=True)
     subprocess.run([python, "hatch_build.py"], cwd=CHECKOUT, check=False)  # needs a compiler; says so without one
     command: list[str | Path] = [python, "-m", "pytest", "-m", "gpu", "-rs", "-p", "no:cacheprovider"]
     command += [f"--junitxml={junit}"]
-    with (order.out / "pytest.log").open("w", encoding="utf-8") as log:
+    with (out / "pytest.log").open("w", encoding="utf-8") as log:
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "errors": "replace"}
-        with subprocess.Popen([*command, *order.pytest], cwd=CHECKOUT, env=_environment(), **pipes) as process:
+        with subprocess.Popen([*command, *arguments], cwd=CHECKOUT, env=_environment(), **pipes) as process:
             for line in process.stdout or ():
                 sys.stdout.write(line)
                 log.write(line)
@@ -269,7 +260,7 @@ def _say(message: str) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     try:
-        run(parsed(sys.argv[1:] if arguments is None else arguments))
+        run(*parsed(sys.argv[1:] if arguments is None else arguments))
     except ToolError as error:
         print(f"error: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
         return error.exit_code

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from build.official.index import IndexFile, wheels
 from build.official.transfer import RangeUnsupportedError, download, opened
 from build.paths import cache
 from build.releases import HeaderPackage, Release
-from build.seals import built, sha256_of
+from build.seals import built, digest_of
 
 #: For the few packages that are not `py3-none`.
 _PYTHON = "3.11"
@@ -32,13 +31,8 @@ def _include_root(name: str) -> str | None:
 
 
 def tree_digest(root: Path) -> str:
-    """Return a SHA-256 over the headers below `root`: over sorted lines as `sha256sum` prints them."""
-    digest = hashlib.sha256()
-    for path in sorted(root.rglob("*"), key=lambda item: item.relative_to(root).as_posix()):
-        name = path.relative_to(root).as_posix()
-        if path.is_file() and _include_root(name):
-            digest.update(f"{sha256_of(path)}  {name}\n".encode())
-    return digest.hexdigest()
+    """Return a SHA-256 over the headers below `root`."""
+    return digest_of(root, (path for path in root.rglob("*") if _include_root(path.relative_to(root).as_posix())))
 
 
 def include_dirs(root: Path) -> tuple[Path, ...]:

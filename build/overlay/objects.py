@@ -25,7 +25,7 @@ from build.overlay.model import Inputs, Object
 from build.overlay.toolchain import free_memory, run_compiler
 from build.paths import built_beside, cache, locked
 from build.process import Completed
-from build.seals import sha256_of
+from build.seals import digest_of, sha256_of
 from build.sources import submodules
 
 #: Memory one compiler needs at its peak, measured on ProcessGroupNCCL.cpp of 2.6.0: 1.8 GB.
@@ -89,9 +89,7 @@ def jobs(most: int | None = None) -> int:
 
 @functools.cache
 def _digest_of(folder: Path) -> str:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    lines = (f"{sha256_of(path)}  {path.relative_to(folder)}\n" for path in files)
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
+    return digest_of(folder, folder.rglob("*"))
 
 
 def _primary_key(inputs: Inputs, unit: str) -> str:

@@ -47,16 +47,6 @@ class Alignment:
         return frozenset(words(self.base))
 
     @cached_property
-    def base_solid(self) -> tuple[list[int], list[bytes]]:
-        """The old lines that are not blank, normalised: their numbers, and the lines."""
-        return _solid(self.base_norm)
-
-    @cached_property
-    def ours_solid(self) -> tuple[list[int], list[bytes]]:
-        """The new lines that are not blank, normalised: their numbers, and the lines."""
-        return _solid(self.ours_norm)
-
-    @cached_property
     def fresh_words(self) -> list[tuple[bytes, int]]:
         """The words of the lines that only the new file has, each with its line.
 
@@ -98,10 +88,6 @@ class Alignment:
             if self.to[index] >= 0:
                 return index, self.to[index]
         return len(self.base), len(self.ours)
-
-
-def _solid(lines: Sequence[bytes]) -> tuple[list[int], list[bytes]]:
-    return [n for n, line in enumerate(lines) if line], [line for line in lines if line]
 
 
 def align(base: Sequence[bytes], ours: Sequence[bytes]) -> Alignment:

@@ -43,9 +43,13 @@ def suspects(patch: PatchFile, verdicts: Sequence[HunkVerdict], known: Iterable[
     placed = [place for place in placed_of(verdicts) if place in hunks]
     if not placed or len(placed_of(verdicts)) == len(verdicts):
         return {}
+
+    def only_names(hunk: Hunk) -> bool:
+        return bool(hunk.added) and not hunk.removed and imports_only(hunk.added)
+
     return {
         **_alone(hunks, placed, lambda hunk: tokens(hunk.added) == tokens(hunk.removed), "changes blanks"),
-        **(_alone(hunks, placed, _only_names, "makes names known") if perhaps else {}),
+        **(_alone(hunks, placed, only_names, "makes names known") if perhaps else {}),
         **_of_the_same_names(hunks, placed, upstream, list(known)),
         **_of_many(placed, upstream, len(verdicts)),
     }
@@ -109,7 +113,3 @@ def _alone(
     if not all(kind(hunks[place]) for place in placed):
         return {}
     return dict.fromkeys(placed, f"it only {does}, and nothing else of the patch is put in")
-
-
-def _only_names(hunk: Hunk) -> bool:
-    return bool(hunk.added) and not hunk.removed and imports_only(hunk.added)

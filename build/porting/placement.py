@@ -229,8 +229,8 @@ def added_elsewhere(alignment: Alignment, group: Edit) -> list[int]:
     lines = [norm(line) for line in group.lines if line.strip()]
     if not lines or not recognisable(group.lines):
         return []
-    found = _loosely(alignment.ours_solid, lines)
-    return found if len(found) > len(_loosely(alignment.base_solid, lines)) else []
+    found = _loosely(alignment.ours_norm, lines)
+    return found if len(found) > len(_loosely(alignment.base_norm, lines)) else []
 
 
 def stands(alignment: Alignment, group: Edit) -> str:
@@ -252,9 +252,10 @@ def doubles(alignment: Alignment, group: Edit) -> bool:
     return lines in (above, below)
 
 
-def _loosely(solid: tuple[Sequence[int], Sequence[bytes]], needle: Sequence[bytes]) -> list[int]:
-    numbers, lines = solid
-    return [numbers[at] for at in occurrences(lines, needle)]
+def _loosely(lines: Sequence[bytes], needle: Sequence[bytes]) -> list[int]:
+    """Return where the lines of `needle` are together, apart from blank ones."""
+    numbers = [n for n, line in enumerate(lines) if line]
+    return [numbers[at] for at in occurrences([lines[n] for n in numbers], needle)]
 
 
 class UnevenError(Exception):

@@ -104,15 +104,14 @@ def _noted(problems: list[str]) -> Iterator[None]:
 
 
 def _records(folder: Path, pattern: str, form: type[T]) -> tuple[T, ...]:
-    return tuple(_decoded(path, form) for path in sorted(folder.glob(pattern)))
-
-
-def _decoded(path: Path, form: type[T]) -> T:
-    _regular(path)
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=form)
-    except msgspec.DecodeError as error:
-        raise ClaimError(f"{path} is not a record of this version of the project: {error}") from None
+    found = []
+    for path in sorted(folder.glob(pattern)):
+        _regular(path)
+        try:
+            found.append(msgspec.json.decode(path.read_bytes(), type=form))
+        except msgspec.DecodeError as error:
+            raise ClaimError(f"{path} is not a record of this version of the project: {error}") from None
+    return tuple(found)
 
 
 def _regular(path: Path) -> None:

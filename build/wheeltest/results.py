@@ -15,7 +15,6 @@ from rich.table import Table
 from build import paths, record, seals
 from build.console import table
 from build.record import BuildRecord
-from build.seals import sha256_of
 from build.wheeltest.environments import Form
 
 NAME = "tests.json"
@@ -168,11 +167,10 @@ def run_table(runs: tuple[Run, ...]) -> Table:
 
 def _stock_path(made: BuildRecord) -> Path:
     """Return the path of the record of the stock wheel, named by all that decides its results."""
-    digest = hashlib.sha256(repr((made.official.sha256, made.python, made.replaced)).encode())
-    for path in sorted(path for place in _DECIDING for path in (place, *place.rglob("*"))):
-        if path.suffix in (".py", ".c", ".h", ".json") and path.is_file():
-            digest.update(f"{path.relative_to(paths.REPO)}\0{sha256_of(path)}\n".encode())
-    return paths.cache("stock") / f"{digest.hexdigest()[:32]}.json"
+    every = (path for place in _DECIDING for path in (place, *place.rglob("*")))
+    deciding = seals.digest_of(paths.REPO, (path for path in every if path.suffix in (".py", ".c", ".h", ".json")))
+    parts = repr((made.official.sha256, made.python, made.replaced, deciding))
+    return paths.cache("stock") / f"{hashlib.sha256(parts.encode()).hexdigest()[:32]}.json"
 
 
 def read_stock(made: BuildRecord) -> list[Run]:

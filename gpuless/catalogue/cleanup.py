@@ -86,7 +86,7 @@ def _query_fails(name: str, title: str, code: int, environment: Mapping[str, str
 def _dump(judge: str, title: str) -> Probe:
     fires = ("ncclCommGetAsyncError",)
     # 2.2 dumps after a timeout alone
-    return cleanup(f"dump-{judge}", f"dumps on; {title}", "dumps", {"judge": judge}, fires, _QUICK_DUMP, (2, 4))
+    return cleanup(f"dump-{judge}", f"dumps on; {title}", "monitor.dumps", {"judge": judge}, fires, _QUICK_DUMP, (2, 4))
 
 
 def _dumping(name: str, title: str, args: Args, environment: Mapping[str, str]) -> Probe:
@@ -116,7 +116,7 @@ PROBES: tuple[Probe, ...] = (
     _pending("pending-async-error-first", "the same on the process's first group", [ASYNC_ERROR], {"broken": "first"}),
     _pending("pending-wait", "the same; wait() of the pending operation raises", [ASYNC_ERROR], _WAIT),
     _pending("pending-barrier-wait", "the same with a barrier; its wait() raises", [ASYNC_ERROR], _BARRIER),
-    Probe("other-barrier", Patch.CLEANUP_ONLY, _OTHER_BARRIER, "barrier", fires=("ncclAllReduce",)),
+    Probe("other-barrier", Patch.CLEANUP_ONLY, _OTHER_BARRIER, "sharing.barrier", fires=("ncclAllReduce",)),
     _pending("pending-new-peer", "the same; a send to a new peer raises as well", [ASYNC_ERROR], {"following": "send"}),
     _pending("pending-timeout", "a peer is silent; the process group's timeout of 4 s", [], _SILENT),
     _pending("pending-timeout-wait", "the same; wait() of the pending operation raises", [], _SILENT | _WAIT),
@@ -126,7 +126,9 @@ PROBES: tuple[Probe, ...] = (
     _dump("again", "two worlds break one after the other: both failures are dumped"),
     _dump("hangs", "a dump never ends: the process group whose thread dumps can be destroyed"),
     # 2.4 is the first release whose heartbeat monitor asks the store
-    cleanup("store-gone", "dumps on; the store of the first group goes away", "store_gone", {}, (), _DUMP, (2, 4)),
+    cleanup(
+        "store-gone", "dumps on; the store of the first group goes away", "monitor.store_gone", {}, (), _DUMP, (2, 4)
+    ),
     _query_fails("illegal-address", "cudaEventQuery fails on the watchdog thread with cudaErrorIllegalAddress", 700),
     _query_fails("launch-failure", "cudaEventQuery fails on the watchdog thread with cudaErrorLaunchFailure", 719),
     _query_fails("no-rethrow", "the same with TORCH_NCCL_RETHROW_CUDA_ERRORS=0", 700, _NO_RETHROW),
@@ -141,7 +143,7 @@ PROBES: tuple[Probe, ...] = (
     _user_abort("waiting", "a barrier that is waited for raises", "waiting"),
     _user_abort("hangs-wait", "ncclCommAbort hangs; wait() raises and the other world goes on", "wait", ABORT_HANGS),
     _user_abort("hangs-waiting", "ncclCommAbort hangs; a barrier that is waited for raises", "waiting", ABORT_HANGS),
-    cleanup("user-abort-init", _USER_INIT, "abort_during_init", {}, INIT, since=(2, 1)),
+    cleanup("user-abort-init", _USER_INIT, "making.aborted", {}, INIT, since=(2, 1)),
     *(
         _ending(how, name, title, inject, args)
         for how in ("abort", "delete")

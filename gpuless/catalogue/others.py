@@ -56,7 +56,7 @@ def _shutdown_aborted(name: str, title: str, *inject: Fault, **args: object) -> 
 def _log_prefix(operation: str, title: str) -> Probe:
     title += ": the log prefix that a thread of the process group reads stays as it is"
     name = f"log-prefix-{operation.replace('_', '-')}"
-    return Probe(name, Patch.LOG_PREFIX, title, "log_prefix", {"operation": operation}, since=(2, 4))
+    return Probe(name, Patch.LOG_PREFIX, title, "freed.log_prefix", {"operation": operation}, since=(2, 4))
 
 
 REGIONS: tuple[Probe, ...] = (
@@ -76,12 +76,20 @@ SHUTDOWNS: tuple[Probe, ...] = (
     _shutdown_aborted("abort", "a thread is in shutdown() for ncclCommFinalize: both return", _FINALIZE_HANGS),
     _shutdown_aborted("abort-hangs", "the same, and ncclCommAbort hangs: both return", _FINALIZE_HANGS, ABORT_HANGS),
     _shutdown_aborted("after-abort-hangs", "ncclCommAbort hangs; shutdown() returns then", ABORT_HANGS, first="abort"),
-    cleanup("split-hangs", _SPLIT, "split", {}, ("ncclCommSplit",), None, (2, 6), _SHUTDOWN),
+    cleanup("split-hangs", _SPLIT, "making.split", {}, ("ncclCommSplit",), None, (2, 6), _SHUTDOWN),
 )
 STREAMS: tuple[Probe, ...] = (
-    Probe("shared-stream", _STREAM, _SHARED, "streams", {"worlds": _POOLED + 2}, fires=("ncclAllReduce",), timeout=120),
+    Probe(
+        "shared-stream",
+        _STREAM,
+        _SHARED,
+        "sharing.streams",
+        {"worlds": _POOLED + 2},
+        fires=("ncclAllReduce",),
+        timeout=120,
+    ),
     # Before 2.2, only a destructor aborts for good.
-    Probe("stream-again", _STREAM, _AGAIN, "streams", {"worlds": 20, "again": True}, since=(2, 2)),
+    Probe("stream-again", _STREAM, _AGAIN, "sharing.streams", {"worlds": 20, "again": True}, since=(2, 2)),
 )
 PROBES: tuple[Probe, ...] = (
     *REGIONS,
@@ -90,12 +98,12 @@ PROBES: tuple[Probe, ...] = (
     _log_prefix("eager", "a communicator is made right after the constructor"),
     _log_prefix("all_reduce", "the first operation makes a communicator"),
     _log_prefix("send", "a send makes a communicator for its peer"),
-    Probe("communicator-maps", _MAPS, _MAP, "communicator_maps", {}, _SKIP_CLEAN_UP, ("ncclCommAbort",), (2, 2)),
+    Probe("communicator-maps", _MAPS, _MAP, "making.listed", {}, _SKIP_CLEAN_UP, ("ncclCommAbort",), (2, 2)),
     Probe(
         "event-cache",
         Patch.EVENT_CACHE,
         "the thread that enqueued an operation ends before the operation does",
-        "event_cache",
+        "freed.event_cache",
         fires=("ncclAllReduce",),
         evidence="terminate called",
         since=(2, 6),

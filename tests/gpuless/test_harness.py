@@ -18,12 +18,11 @@ import pytest
 from build.errors import EnvironmentUnfitError
 from build.wheeltest.results import read_junit
 from gpuless import measured
-from gpuless.__main__ import main
+from gpuless.__main__ import main, write_junit
 from gpuless.catalogue import PROBES
 from gpuless.forkserver import fork_server
 from gpuless.imitation import Native, built
 from gpuless.model import Form, Outcome, Patch, Probe, ProbeResult, Verdict
-from gpuless.report import write_junit
 from gpuless.runner import Runner, run_probes, runner
 from gpuless.subject import Subject, examine
 

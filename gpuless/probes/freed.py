@@ -1,11 +1,14 @@
-"""A thread of a process group reads the log prefix while a communicator is made."""
+"""What one thread frees while another one reads it: a log prefix, and events of a thread that has ended."""
 
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import fake
+from breakage import answer
 from world import DEVICE, TorchObject, World, wrapped
 
 _DESCRIPTION = "described"
@@ -13,7 +16,7 @@ _DESCRIPTION = "described"
 _NAMES = "_ZNK4c10d16ProcessGroupNCCL9logPrefixEv", "_ZNK4c10d16ProcessGroupNCCL9logPrefixB5cxx11Ev"
 
 
-def run(operation: str) -> tuple[str, dict[str, object]]:
+def log_prefix(operation: str) -> tuple[str, dict[str, object]]:
     """Take a reference to the prefix, as the watchdog does for each line, and make a communicator.
 
     Args:
@@ -58,3 +61,23 @@ def _text(string: int) -> tuple[int | None, str]:
     """Return where the characters of a `std::string` are, and the characters; alike in both ABIs."""
     data = ctypes.c_void_p.from_address(string).value
     return data, ctypes.string_at(data or 0).decode()
+
+
+_M_PERTURB = -6  # of mallopt(3)
+
+
+def event_cache() -> tuple[str, dict[str, object]]:
+    """Enqueue an operation in a thread, let the thread end, then the operation.
+
+    Freed memory is overwritten, so that its use shows each time.
+    """
+    world = World()
+    world.run("all_reduce")
+    ctypes.CDLL(None).mallopt(_M_PERTURB, 0x5A)
+    fake.inject("ncclAllReduce", fake.HOLD)
+    thread = threading.Thread(target=world.start, args=("all_reduce",))
+    thread.start()
+    thread.join()
+    fake.lift("ncclAllReduce")
+    cleaned_up = answer(wrapped(world.group)._wait_for_pending_works)
+    return {"returned": "OK", "no answer": "STALLED"}.get(cleaned_up, "BROKEN"), {"cleaned up": cleaned_up}

@@ -1,4 +1,4 @@
-"""Flight recorder dumps of a process that goes on after the failure of a world."""
+"""What threads of the process's first world do when worlds break: dumps, and questions to its store."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import time
 from pathlib import Path
 
 import fake
-from breakage import answer
+import torch.distributed as dist
+from breakage import answer, launches
 from world import World, delete
 
 _TRACE = Path("trace_0")  # the file of rank 0, see the runner's environment
 _PATIENCE = 20.0
 
 
-def run(judge: str) -> tuple[str, dict[str, object]]:
+def dumps(judge: str) -> tuple[str, dict[str, object]]:
     """Break worlds, and look at what is dumped.
 
     Args:
@@ -48,3 +49,22 @@ def _dumped_after(world: World) -> bool:
     time.sleep(1)  # the file is being written
     _TRACE.unlink(missing_ok=True)
     return dumped is not None
+
+
+def store_gone(window: float = 5.0) -> tuple[str, dict[str, object]]:
+    """Take the store away from a world, watch the process, and use another world.
+
+    Args:
+        window: seconds the process has to stay alive; the heartbeat monitor asks the store every second.
+    """
+    server = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
+    client = dist.TCPStore("127.0.0.1", server.port, 2, is_master=False, wait_for_workers=False)
+    bereft, healthy = World(store=client), World()  # only the first asks its store
+    for world in (bereft, healthy):
+        world.run("all_reduce")
+    del server  # ends its daemon: every connection breaks
+    detail: dict[str, object] = {"store": answer(lambda: client.check(["any"]))}
+    if detail["store"] == "returned":
+        return "NOT_INJECTED", detail
+    time.sleep(window)  # no event to wait for: what must not happen is an end of the process
+    return ("OK" if launches(healthy, detail) else "NOT_LAUNCHED"), detail

@@ -1,17 +1,25 @@
-"""More worlds than CUDA has streams in torch's pool; one of them breaks."""
+"""One world's pending operation, and what other worlds of the device share with it."""
 
 from __future__ import annotations
 
 import gc
 
 import fake
-from breakage import answer
+from breakage import answer, break_world
 from world import World, forget, settle, tensor
 
-_PATIENCE = 3.0  # seconds for one world's operation
+_PATIENCE = 5.0  # seconds for the barrier
+_EACH = 3.0  # seconds for the operation of one of many worlds
 
 
-def run(worlds: int, again: bool = False) -> tuple[str, dict[str, object]]:
+def barrier() -> tuple[str, dict[str, object]]:
+    """Leave an operation pending on one world, and wait for a barrier of the other."""
+    breakage = break_world([], within=0, broken="second", until="", aborts=False)
+    breakage.detail["barrier"] = answer(lambda: breakage.healthy.run("barrier"), _PATIENCE)
+    return ("OK" if breakage.detail["barrier"] == "returned" else "STALLED"), breakage.detail
+
+
+def streams(worlds: int, again: bool = False) -> tuple[str, dict[str, object]]:
     """Leave an operation pending on the first world, and wait for an operation of each other world.
 
     Args:
@@ -35,7 +43,7 @@ def run(worlds: int, again: bool = False) -> tuple[str, dict[str, object]]:
     stalled = [
         number
         for number, world in enumerate(others, 1)
-        if answer(lambda world=world: (world.run("all_reduce"), tensor(1).cpu()), _PATIENCE) != "returned"
+        if answer(lambda world=world: (world.run("all_reduce"), tensor(1).cpu()), _EACH) != "returned"
     ]
     return ("STALLED" if stalled else "OK"), {"stalled": stalled, "worlds": worlds}
 
