@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -72,36 +69,3 @@ def progress() -> Progress:
         disable=not sys.stdout.isatty(),
         transient=True,
     )
-
-
-class InFlight:
-    """A task of a progress display that names its items in work, for items that take minutes each."""
-
-    def __init__(self, bar: Progress, what: str, total: int, unit: str) -> None:
-        self._bar, self._what, self._names, self._total = bar, what, list[str](), total
-        self._lock = threading.Lock()
-        self._task = bar.add_task(what, total=total, unit=unit)
-
-    @contextmanager
-    def on(self, name: str) -> Iterator[None]:
-        """Show `name` while the block runs; on a pipe, print a line when it begins."""
-        if self._bar.disable:
-            note(f"{self._what} {name}")
-        self._show(self._names.append, name)
-        try:
-            yield
-        finally:
-            self._show(self._names.remove, name)
-
-    def expect(self, more: int) -> None:
-        with self._lock:
-            self._total += more
-            self._bar.update(self._task, total=self._total)
-
-    def advance(self) -> None:
-        self._bar.advance(self._task)
-
-    def _show(self, change: Callable[[str], None], name: str) -> None:
-        with self._lock:
-            change(name)
-            self._bar.update(self._task, description=f"{self._what} {', '.join(self._names)}")

@@ -39,7 +39,7 @@ def build_overlay(inputs: Inputs, target: Path) -> Overlay:
         CompileError: a unit does not compile or link.
         OverlayCheckError: a check failed; then `target` has no new library.
     """
-    checks.require([checks.check_made_for(inputs)])
+    checks.require([checks.check_made_for(inputs), checks.check_stock(inputs)])
     step(f"compiling {counted(len(inputs.units), 'patched unit')}, and units with hidden symbols that are needed")
     differing.require_effect(inputs)
     objects = compile_closure(inputs)

@@ -79,6 +79,12 @@ def check_made_for(inputs: Inputs) -> Check:
     return Check("libtorch_cuda.so is the pinned build", have == want, detail)
 
 
+def check_stock(inputs: Inputs) -> Check:
+    """Check that the unpacked wheel has no overlay yet: its libraries are those of stock in any case."""
+    found = sorted(path.name for path in inputs.lib.glob("libtorch_mw*.so"))
+    return Check("the wheel has no overlay yet", not found, ", ".join(found) or "none in torch/lib")
+
+
 def check_of_wheel(inputs: Inputs, units: Sequence[Object]) -> Check:
     """Check that the wheel's libraries have each unit: they export some of what the unpatched unit exports."""
     stock = _exports(inputs, inputs.replaceable)

@@ -18,8 +18,9 @@ from pathlib import Path
 
 from elftools.elf.constants import SH_FLAGS
 from elftools.elf.elffile import ELFFile
+from rich.progress import Progress
 
-from build.console import InFlight, note, progress
+from build.console import note, progress
 from build.errors import CompileError, NeedsFullBuildError
 from build.overlay import differing
 from build.overlay.checks import spans
@@ -87,8 +88,9 @@ def hidden_needs(inputs: Inputs, objects: Iterable[Path]) -> frozenset[str]:
 class Pool:
     """The units that have been compiled, or do not compile: at once, each of them once and the biggest first."""
 
-    def __init__(self, inputs: Inputs, overrides: Path, shown: InFlight) -> None:
-        self.inputs, self._overrides, self._shown = inputs, overrides, shown
+    def __init__(self, inputs: Inputs, overrides: Path, bar: Progress) -> None:
+        self.inputs, self._overrides, self._bar = inputs, overrides, bar
+        self._task = bar.add_task("compiling", total=0, unit="units")
         self.definers = Definers(inputs.tree)
         self._made = dict[str, Object]()
         self._failed = dict[str, CompileError]()
@@ -101,7 +103,7 @@ class Pool:
         """
         new = [unit for unit in units if unit not in self._made]
         new.sort(key=lambda unit: -(self.inputs.tree / unit).stat().st_size)
-        self._shown.expect(len(new))
+        self._bar.update(self._task, total=len(self._made) + len(self._failed) + len(new))
         if new:
             tasks = [partial(self._compile, unit) for unit in new]
             self._made |= {item.unit: item for item in run_together(tasks, jobs(self.inputs.jobs), grace=0)}
@@ -111,12 +113,12 @@ class Pool:
         if unit in self._failed:
             raise self._failed[unit]
         try:
-            item = compile_one(self.inputs, unit, self._overrides, self._shown)
+            item = compile_one(self.inputs, unit, self._overrides)
         except CompileError as error:
             self._failed[unit] = error
             raise
         note(f"{unit}: {f'{item.seconds:.1f} s' if item.seconds else 'unchanged, reused'}")
-        self._shown.advance()
+        self._bar.advance(self._task)
         return item
 
 
@@ -125,7 +127,7 @@ def compiling(inputs: Inputs) -> Iterator[Pool]:
     """Yield a pool with as many compilers as cores and memory allow; its objects stay when the block ends."""
     with tempfile.TemporaryDirectory(prefix="overrides-") as scratch, progress() as bar:
         override_headers(inputs, Path(scratch))
-        yield Pool(inputs, Path(scratch), InFlight(bar, "compiling", 0, "units"))
+        yield Pool(inputs, Path(scratch), bar)
 
 
 def _definer(pool: Pool, symbol: str, demangled: str, have: Collection[str], why: str) -> Object:

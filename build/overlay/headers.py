@@ -78,7 +78,7 @@ def _type(die: DIE) -> str:
         return f"{_type(target)}({', '.join(_type(item) for item in target.iter_children())})"
     if name := _name(target):
         return f"{name} of {size}" if (size := _value(target, "DW_AT_byte_size")) else name
-    return str(sorted(_layout(target).items()))
+    return str(sorted(_parts(target)))
 
 
 def _function(die: DIE) -> str:
@@ -109,16 +109,12 @@ def _parts(die: DIE) -> Iterator[tuple[str, str]]:
             yield f"enumerator {_name(item)}", str(_value(item, "DW_AT_const_value"))
 
 
-def _layout(die: DIE) -> dict[str, str]:
-    return dict(_parts(die))
-
-
 def _types(die: DIE, scope: str) -> Iterator[tuple[str, dict[str, str]]]:
     for item in die.iter_children():
         name = scope + _name(item)
         if item.tag in _CLASSES | {"DW_TAG_enumeration_type"} and "DW_AT_declaration" not in item.attributes:
             if _name(item):
-                yield name, _layout(item)
+                yield name, dict(_parts(item))
         elif item.tag == "DW_TAG_typedef":
             yield name, {"type": _type(item)}
         if item.tag in _SCOPES:

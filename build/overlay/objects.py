@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 
 from build import leases, seals
-from build.console import InFlight
+from build.console import note
 from build.errors import CompileError, DigestMismatchError, EnvironmentUnfitError, SourceError
 from build.overlay.flags import ROOTS, path_flags, undecided, unit_flags
 from build.overlay.layout import is_header
@@ -232,7 +232,7 @@ def with_submodules(inputs: Inputs, compile_with: Callable[[Inputs], _T]) -> _T:
     return with_submodules(more, compile_with)
 
 
-def compile_one(inputs: Inputs, unit: str, overrides: Path, shown: InFlight) -> Object:
+def compile_one(inputs: Inputs, unit: str, overrides: Path) -> Object:
     """Return the object of one unit, from the cache where everything is the same; its reason is left open.
 
     Args:
@@ -246,7 +246,8 @@ def compile_one(inputs: Inputs, unit: str, overrides: Path, shown: InFlight) -> 
     folder = (inputs.objects or cache("objects")) / _primary_key(inputs, unit)
     if ready := _cached(folder, inputs):
         return ready
-    with locked(folder, f"the object of {unit}"), shown.on(Path(unit).name):
+    with locked(folder, f"the object of {unit}"):
+        note(f"compiling {Path(unit).name}")
         made = _cached(folder, inputs)
         made = made or with_submodules(inputs, lambda given: _compile(given, unit, overrides, folder))
         leases.take(folder)

@@ -6,7 +6,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,18 +25,6 @@ from build.wheeltest.results import TestRecord
 T = TypeVar("T")
 #: Behind the name of a wheel: a file with the reason why the wheel is yanked.
 YANKED = ".yanked"
-
-
-@dataclass(frozen=True, slots=True)
-class _Folder:
-    path: Path
-    builds: tuple[BuildRecord, ...]
-    tests: tuple[TestRecord, ...]
-
-    def claimed(self, name: str) -> dict[str, BuildRecord]:
-        """Return the builds that made a wheel called `name`, by the digest that they claim."""
-        made = ((item, build) for build in self.builds for item in (build.patched, build.overlay) if item.name)
-        return {item.sha256: build for item, build in made if item.name == name}
 
 
 @contextmanager
@@ -62,8 +50,14 @@ def record_of(path: Path) -> BuildRecord | None:
 
     If all that made one of that name claim other bytes, the last of them.
     """
-    claims = _Folder(path.parent, _records(path.parent, "build*.json", BuildRecord), ()).claimed(path.name)
+    claims = _claimed(_records(path.parent, "build*.json", BuildRecord), path.name)
     return claims.get(seals.sha256_of(path)) or next(reversed(claims.values()), None)
+
+
+def _claimed(builds: Sequence[BuildRecord], name: str) -> dict[str, BuildRecord]:
+    """Return the builds that made a wheel called `name`, by the digest that they claim."""
+    made = ((item, build) for build in builds for item in (build.patched, build.overlay) if item.name)
+    return {item.sha256: build for item, build in made if item.name == name}
 
 
 def _gather(folders: Sequence[Path]) -> tuple[Wheel, ...]:
@@ -72,10 +66,10 @@ def _gather(folders: Sequence[Path]) -> tuple[Wheel, ...]:
     for path in sorted(set(folders)):
         with _noted(problems):
             builds = _records(path, "build*.json", BuildRecord)
-            folder = _Folder(path, builds, _records(path, "tests*.json", TestRecord))
+            tests = _records(path, "tests*.json", TestRecord)
             for place in sorted(path.glob("*.whl")):
                 with _noted(problems):
-                    found[place.name].append(_wheel(place, folder))
+                    found[place.name].append(_wheel(place, builds, tests))
     for name, wheels in found.items():
         if len({item.sha256 for item in wheels}) > 1:
             places = "\n".join(f"  {item.sha256} {item.path}" for item in wheels)
@@ -120,9 +114,9 @@ def _regular(path: Path) -> None:
         raise ClaimError(f"{path} is not a file that can be read")
 
 
-def _wheel(path: Path, folder: _Folder) -> Wheel:
+def _wheel(path: Path, builds: Sequence[BuildRecord], every: Sequence[TestRecord]) -> Wheel:
     _regular(path)
-    digest, claims = seals.sha256_of(path), folder.claimed(path.name)
+    digest, claims = seals.sha256_of(path), _claimed(builds, path.name)
     if claims and digest not in claims:
         want = ", ".join(sorted(claims))
         raise ClaimError(f"{path.name}: its SHA-256 is {digest}, the record of its build says {want}")
@@ -134,7 +128,7 @@ def _wheel(path: Path, folder: _Folder) -> Wheel:
         check_archive(path)
         check_claims(wheel, made)
     # One result per Python version: `tests.json` repeats one of the others.
-    tests = {item.python: item for item in folder.tests if digest in (item.patched_sha256, item.overlay_sha256)}
+    tests = {item.python: item for item in every if digest in (item.patched_sha256, item.overlay_sha256)}
     return replace(wheel, tests=() if made is None else tuple(tests[python] for python in sorted(tests)))
 
 

@@ -84,6 +84,11 @@ class Wheel:
         return Form.PATCHED if self.name == self.made.patched.name else Form.OVERLAY
 
     @property
+    def release(self) -> str:
+        """The release of PyTorch that it was built for; empty for a wheel that was not built here."""
+        return self.made.provenance.release if self.made else ""
+
+    @property
     def platform(self) -> str:
         return self.contents.tags.rpartition("-")[2]
 

@@ -37,11 +37,11 @@ def page(wheels: Sequence[Wheel], signed_by: str, url: str) -> str:
     made = [item for item in wheels if item.made is not None]
     # Patched ones first, by Python.
     ordered = sorted(made, key=lambda item: (item.form is Form.OVERLAY, _python(pythons(item)), item.name))
-    releases = sorted({_release(item) for item in made}, key=Version, reverse=True)
+    releases = sorted({item.release for item in made}, key=Version, reverse=True)
     return render(
         "wheelhouse.html",
         wheels=wheels,
-        releases={name: [item for item in ordered if _release(item) == name] for name in releases},
+        releases={name: [item for item in ordered if item.release == name] for name in releases},
         others=[item for item in wheels if item.made is None],
         url=url,
         signed_by=signed_by,
@@ -52,10 +52,6 @@ def page(wheels: Sequence[Wheel], signed_by: str, url: str) -> str:
         simple=simple,
         page=sys.modules[__name__],
     )
-
-
-def _release(item: Wheel) -> str:
-    return item.made.provenance.release if item.made else ""
 
 
 def _python(version: str) -> tuple[int, ...]:

@@ -166,7 +166,7 @@ def _listed(item: Wheel) -> Listed:
         size=item.size,
         requires_python=item.contents.requires_python,
         form=item.form.value,
-        release=item.made.provenance.release if item.made else "",
+        release=item.release,
         pythons_proven=tuple(result.python for result in item.tests if result.proven),
         yanked=item.yanked,
     )

@@ -50,16 +50,10 @@ class Definition(msgspec.Struct, frozen=True, rename="camel"):
     resolved_dependencies: tuple[Resource, ...]
 
 
-class Builder(msgspec.Struct, frozen=True):
-    """The program that ran the build."""
-
-    id: str
-
-
 class Details(msgspec.Struct, frozen=True):
     """The program that ran the build, and its results beside the wheel."""
 
-    builder: Builder
+    builder: dict[str, str]
     byproducts: tuple[Resource, ...]
 
 
@@ -95,7 +89,7 @@ def make(item: Artifact, made: BuildRecord | None, builder: str = BUILDER) -> St
     proven = made.provenance
     notes = {"buildId": proven.overlay_build_id}
     overlay = Resource(proven.soname, digest={"sha256": proven.overlay_sha256}, annotations=notes)
-    details = Details(Builder(builder), (overlay,) if proven.soname else ())
+    details = Details({"id": builder}, (overlay,) if proven.soname else ())
     return Statement(TYPE, (subject,), PREDICATE, Predicate(definition(proven, made.python, made.official), details))
 
 
