@@ -62,11 +62,6 @@ def _program(session: nox.Session, module: str, *arguments: str) -> None:
         session.run("python", "-m", module, *arguments, env=env, interrupt_timeout=30.0, terminate_timeout=10.0)
 
 
-def _tool(session: nox.Session, *arguments: str) -> None:
-    """Run one command of the tooling."""
-    _program(session, "build", *arguments)
-
-
 def _install_torch(session: nox.Session, torch: str = TORCH, *, cuda: bool = False) -> None:
     """Install a release of torch: a CPU build where pip's configuration has one, or with `cuda` the index's own."""
     numpy = "numpy<2" if tuple(int(part) for part in torch.split(".")[:2]) < (2, 3) else "numpy"
@@ -166,7 +161,7 @@ def faults(session: nox.Session) -> None:
 def gpu(session: nox.Session) -> None:
     """Rows for a real NVIDIA device, without network: `-- [pytest's arguments]`; `-- --bundle` packs them."""
     if "--bundle" in session.posargs:
-        _tool(session, "gpu-bundle", *(argument for argument in session.posargs if argument != "--bundle"))
+        _program(session, "build", "gpu-bundle", *(argument for argument in session.posargs if argument != "--bundle"))
         return
     command = [sys.executable, "-m", "build.gpu.run", *session.posargs]
     with status_of_tooling():
@@ -195,7 +190,7 @@ def _with_package(session: nox.Session, module: str) -> None:
 @nox.session
 def wheels(session: nox.Session) -> None:
     """The package's own wheel, by auditwheel and on every CPython from 3.10 on, without torch and in real worlds."""
-    _tool(session, "wheels", *session.posargs)
+    _program(session, "build", "wheels", *session.posargs)
     _install_torch(session)
     folder = HERE / "dist" / "torch-multiworld"
     session.install("--no-deps", "--no-index", "--find-links", str(folder), "--reinstall", "torch-multiworld")
@@ -206,7 +201,7 @@ def wheels(session: nox.Session) -> None:
 @nox.session(name="switchml-patch")
 def switchml_patch(session: nox.Session) -> None:
     """SwitchML's series as one patch for PyTorch 1.7.1: `-- [DPDK=1 MLX5=1 SWITCHML_HOME=PATH …]`."""
-    _tool(session, "switchml-patch", "--folder", session.invoked_from, *session.posargs)
+    _program(session, "build", "switchml-patch", "--folder", session.invoked_from, *session.posargs)
 
 
 #: Sessions that only pass their arguments on, each with what `-l` says of it.
@@ -258,7 +253,7 @@ def _release_sessions(release: str) -> None:
     @nox.session(name=f"apply-{release}")
     def apply(session: nox.Session) -> None:
         """Checkout with the series applied, and a verdict per hunk: `-- [--source PATH] [--into DIR]`."""
-        _tool(session, "apply", release, *session.posargs)
+        _program(session, "build", "apply", release, *session.posargs)
 
     @nox.session(name=f"build-{release}")
     def build(session: nox.Session) -> None:
@@ -266,7 +261,7 @@ def _release_sessions(release: str) -> None:
 
         With `--patches FILE --label NAME` wheels of your own patches, without the tests of the series.
         """
-        _tool(session, "build", release, *session.posargs)
+        _program(session, "build", "build", release, *session.posargs)
         # A full build runs the probes itself.
         options = {word.partition("=")[0] for word in session.posargs}
         if not {"--no-test", "--full", "--plan", "--label", "--dist"} & options:
@@ -275,7 +270,7 @@ def _release_sessions(release: str) -> None:
     @nox.session(name=f"test-{release}")
     def test(session: nox.Session) -> None:
         """Probes and tests on the built wheels: `-- [--python 3.12] [--stock] [--first|--no-multiworld|--whole]`."""
-        _tool(session, "test", release, *session.posargs)
+        _program(session, "build", "test", release, *session.posargs)
 
 
 for _release in RELEASES:

@@ -223,9 +223,6 @@ class Git:
                     )
                 yield data[:-1] if kind.endswith(b" blob") else None
 
-    def write_blob(self, data: bytes) -> str:
-        return self.line("hash-object", "-w", "--stdin", stdin=data)
-
     def commit(self, tree: str, text: bytes, parent: str = "", author: Author = PROJECT) -> str:
         """Commit `tree` on `parent` and return the commit's id, which depends on the arguments alone."""
         env = {f"GIT_AUTHOR_{key.upper()}": getattr(author, key) for key in ("name", "email", "date")}

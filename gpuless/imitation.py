@@ -11,7 +11,6 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -193,11 +192,7 @@ def _missing_source(subject: Subject, imitation: Path) -> str:
     lines = [
         "/* Generated: functions of the installed CUDA runtime and NCCL that are not imitated. */",
         "int gpuless_unimplemented(const char *name, int code);",
-        *_failing(cuda, _CUDA_NOT_SUPPORTED),
-        *_failing(nccl, _NCCL_INVALID_USAGE),
     ]
+    for names, code in ((cuda, _CUDA_NOT_SUPPORTED), (nccl, _NCCL_INVALID_USAGE)):
+        lines += (f'int {name}(void) {{ return gpuless_unimplemented("{name}", {code}); }}' for name in sorted(names))
     return "\n".join(lines) + "\n"
-
-
-def _failing(names: Iterable[str], code: int) -> list[str]:
-    return [f'int {n}(void) {{ return gpuless_unimplemented("{n}", {code}); }}' for n in sorted(names)]

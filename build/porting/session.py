@@ -301,7 +301,8 @@ def stage(staged: Git, files: Mapping[str, FileState | None]) -> None:
         if state is None:
             lines.append(b"0 " + b"0" * 40 + b"\t" + os.fsencode(path))
             continue
-        blob = state.data.decode() if state.mode == SUBMODULE else staged.write_blob(state.data)
+        submodule = state.mode == SUBMODULE
+        blob = state.data.decode() if submodule else staged.line("hash-object", "-w", "--stdin", stdin=state.data)
         lines.append(f"{state.mode} {blob}\t".encode() + os.fsencode(path))
     # Removals first: a file may take the place of a folder.
     lines.sort(key=lambda line: not line.startswith(b"0 "))

@@ -75,9 +75,8 @@ def parse_raw(data: bytes, name: str, *, mend: bool = True) -> PatchFile:
         raise reader.truncated("where another hunk or file begins")
     header = data[:offset]
     crlf = first is not None and reader.lines[first].endswith(b"\r\n")
-    trailer = b"".join(reader.lines[end:]) if first is not None else b""
     fields, mended = read_fields(header), tuple(reader.mended)
-    return PatchFile(name, data, header, tuple(changes), trailer, crlf, fields, offset, mended=mended)
+    return PatchFile(name, data, header, tuple(changes), rest, crlf, fields, offset, mended=mended)
 
 
 def restrip(patch: PatchFile, count: int) -> PatchFile:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import hatch_build
-from build import cli, package
+from build import cli
+from build.commands import wheels
 from build.errors import EnvironmentUnfitError, ProbeError, WheelError
 from build.overlay import toolchain
 from build.paths import REPO
@@ -44,7 +45,7 @@ def compiled(folder: Path, code: str) -> bytes:
 
 @pytest.mark.slow
 def test_the_engine_needs_no_newer_system_than_promised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in package.settings(toolchain.find(10)).items():
+    for name, value in wheels.settings(toolchain.find(10)).items():
         monkeypatch.setenv(name, value)
     made = tmp_path / hatch_build.ENGINE.name
     assert hatch_build.compile_into(REPO, made) == ""
@@ -57,17 +58,17 @@ def test_the_engine_needs_no_newer_system_than_promised(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(("platform", "code"), [(_NEWEST, _OLD), (_NEWEST, _TOO_NEW), (_TOO, _TOO_NEW)])
 def test_a_name_that_is_not_auditwheels_is_refused(platform: str, code: str, tmp_path: Path) -> None:
     with pytest.raises(WheelError, match="its name must say that"):
-        package.check_tag(wheel(tmp_path, platform, compiled(tmp_path, code)))
+        wheels.check_tag(wheel(tmp_path, platform, compiled(tmp_path, code)))
 
 
 def test_the_name_that_auditwheel_gives_is_accepted(tmp_path: Path) -> None:
-    package.check_tag(wheel(tmp_path, "manylinux_2_5_x86_64", compiled(tmp_path, _OLD)))
+    wheels.check_tag(wheel(tmp_path, "manylinux_2_5_x86_64", compiled(tmp_path, _OLD)))
 
 
 def test_a_wheel_that_does_not_work_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UV_PYTHON_DOWNLOADS", "never")
     with pytest.raises(ProbeError, match="does not work on CPython 3"):
-        list(package.tried(wheel(tmp_path, _NEWEST, compiled(tmp_path, _TOO_NEW)), tmp_path))
+        list(wheels.tried(wheel(tmp_path, _NEWEST, compiled(tmp_path, _TOO_NEW)), tmp_path))
 
 
 def test_without_a_compiler_there_is_one_clear_error_and_no_wheel(
