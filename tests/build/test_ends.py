@@ -50,7 +50,7 @@ class Session:
         pass
     def run(self, *_, env, **options):
         print(env["{END_WITH}"], os.getpid())
-noxfile._tool(Session(), "releases")
+noxfile._program(Session(), "build", "releases")
 """
 #: Two steps, one beside the other, which with `block` run until they are told to end, as Ctrl-C does.
 _STEP = """
