@@ -21,7 +21,7 @@ from build.console import console, err_console
 from build.errors import HostsError, PendingError, UsageError
 from build.paths import REPO
 from build.wheelhouse import signer
-from ci.cluster import results
+from ci.cluster import results, slurm
 from ci.cluster.lock import REQUEST, Request
 from ci.cluster.results import Result, problems
 
@@ -77,12 +77,14 @@ def install(
     wanted |= {"name": lock.stem, "lock": str(lock.resolve())} if lock else {}
     wanted |= {"prefix": prefix, "keep": keep, "again": again, "serial": serial, "max_fail": max_fail, "after": after}
     wanted |= {"status": status, "roll_back": roll_back, "drain": drain, "undrain": undrain}
-    sources = [f"{hosts},"] * bool(hosts) + [*map(str, inventory or ())]
-    if not sources:
+    if not (hosts or inventory):
         raise UsageError("name the hosts: --hosts LIST or --inventory FILE")
-    more = [*(f"--inventory={source}" for source in sources), *[f"--limit={limit}"] * bool(limit), *["--check"] * check]
     with tempfile.TemporaryDirectory(prefix="install-") as folder:
+        listed = Path(folder, "hosts.json")
+        listed.write_bytes(msgspec.json.encode(slurm.inventory(hosts) if hosts else {}))
         Path(folder, REQUEST).write_bytes(msgspec.json.encode(asked))
+        more = [f"--inventory={source}" for source in ([listed] * bool(hosts) + (inventory or []))]
+        more += [f"--limit={limit}"] * bool(limit) + ["--check"] * check
         try:
             _ansible([*more, *words[len(names) :]], {**wanted, "locks": folder}, Path(folder))
         finally:

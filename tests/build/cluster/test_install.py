@@ -319,7 +319,7 @@ def _command(pid: int) -> bytes:
     ("arguments", "text"),
     [
         (["torch-multiworld==1.0"], "name the hosts"),
-        (["x", "--hosts", "-oProxyCommand=id"], "is not a list of at most"),
+        (["x", "--hosts", "-oProxyCommand=id"], "is not a list of hosts"),
         (["x", "--hosts", "a", "--limit", "b"], "no hosts"),
         (["x", "--inventory", "nothing"], "nothing"),
         (["--hosts", "a"], "name one of these"),
