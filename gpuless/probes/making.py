@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import fake
 import torch
 import torch.distributed as dist
@@ -24,15 +22,11 @@ def aborted() -> tuple[str, dict[str, object]]:
     healthy.run("all_reduce")
     for site in _INIT:
         fake.inject(site, fake.HANG)
-    answers: list[str] = []
-    thread = threading.Thread(target=lambda: answers.append(answer(lambda: sick.run("all_reduce"), _PATIENCE)))
-    thread.daemon = True
-    thread.start()
+    making = Call(lambda: sick.run("all_reduce"))
     fake.await_true(lambda: any(map(fake.hanging, _INIT)), _PATIENCE)
     detail: dict[str, object] = {"abort": answer(abort_of(sick.group), _PATIENCE)}
     fake.lift(*_INIT)
-    thread.join(_PATIENCE)
-    detail["operation"] = answers[0] if answers else "no answer"
+    detail["operation"] = making.answer(_PATIENCE)
     detail["aborted after"] = fake.await_true(sick.is_aborted, 5)
     if not launches(healthy, detail) or detail["other world"] != "returned":
         return "NOT_LAUNCHED", detail
@@ -75,8 +69,7 @@ def split() -> tuple[str, dict[str, object]]:
     sick, detail = breakage.sick, breakage.detail
     fake.inject("ncclCommSplit", fake.HANG)
     child = split_from(sick.group, dist.PrefixStore("child", sick.store))
-    thread = threading.Thread(target=lambda: answer(lambda: child.barrier(), _PATIENCE), daemon=True)
-    thread.start()
+    Call(lambda: child.barrier())
     fake.await_true(lambda: fake.hanging("ncclCommSplit") > 0, _PATIENCE)
     detail["splitting"] = fake.hanging("ncclCommSplit")
     fake.inject("ncclCommGetAsyncError", fake.FAIL, fake.REMOTE_ERROR, comm=min(sick.comms))

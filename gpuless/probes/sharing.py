@@ -6,6 +6,7 @@ import gc
 
 import fake
 from breakage import answer, break_world
+from ending import abort_of
 from world import World, forget, settle, tensor
 
 _PATIENCE = 5.0  # seconds for the barrier
@@ -52,5 +53,5 @@ def _use_and_abort() -> None:
     world = World()
     world.run("all_reduce")
     settle()
-    world.group.abort() if hasattr(world.group, "abort") else world.group._shutdown()
+    abort_of(world.group)()
     forget(world)
