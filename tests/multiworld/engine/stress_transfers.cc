@@ -12,6 +12,7 @@
 #include <map>
 #include <random>
 #include <set>
+#include <utility>
 
 #include "moody_kernel.h"
 #include "mover/engine.h"
@@ -25,7 +26,7 @@ namespace {
 constexpr int worlds = 40, keys = 4, messages = 150;
 
 std::atomic<bool> wrong{false};
-std::atomic<int> given_up_in_flight{0}, begun_by_owners{0}, ended_in_flight{0};
+std::atomic<int> given_up_in_flight{0}, begun_by_owners{0}, ended_in_flight{0}, left_in_stream{0};
 
 void check(bool good, const char* what) {
   if (!good) fprintf(stderr, "stress: %s\n", what), wrong = true;
@@ -139,6 +140,7 @@ struct Operation_ {
   bool runs = false;    // the owner is to hear its end
   bool copied = false;  // the memory is the owner's
   std::set<uint64_t>* given_up = nullptr;
+  bool left = false;  // its caller goes on with the stream, and leaves the memory
 };
 
 class Owner {
@@ -171,10 +173,12 @@ class Owner {
     }
     launcher_->close();
     for (auto& thread : threads_) thread.join();
+    begin();
     check(launcher_->drained(std::chrono::nanoseconds(0)), "something is left");
     launcher_->release();
     for (auto& [id, operation] : operations_) {
       check(!operation.runs, "the end of a launch was never heard");
+      check(!operation.left, "nobody said that a message in the stream is over");
       if (operation.copied) free(operation.memory);
     }
   }
@@ -185,10 +189,17 @@ class Owner {
       auto* memory = static_cast<char*>(malloc(size));
       memcpy(memory, &number, 8);
       uint64_t id = start({memory, number, false, false, &given_up}, [&] {
-        return engine_->start({false, true, 1, key, {mode_device, 0, size}, draw(5) ? memory : nullptr, {}, false});
+        Message message{false, true, 1, key, {mode_device, 0, size}, draw(5) ? memory : nullptr, {}, false};
+        message.streamed = draw(2);
+        uint64_t id = message.streamed ? engine_->start_plain(message) : 0;
+        return id ? id : engine_->start(message);
       });
       bool last = number > messages;
-      if (!wait(id, last ? 60'000'000 : draw(4) ? 2'000'000 : draw(300))) give_up_send(id, size);
+      if (!wait(id, last ? 60'000'000 : draw(4) ? 2'000'000 : draw(300))) {
+        give_up_send(id, size);
+      } else if (leaves(id)) {
+        continue;
+      }
       free(memory);
     }
   }
@@ -231,13 +242,31 @@ class Owner {
     while (in_us(0) < until && !wrong) {
       bool interrupted = false;
       if (engine_->wait(id, until, &interrupted)) {
-        OperationRef operation = engine_->look(id);
-        return operation && operation->succeeded();
+        Outcome outcome;
+        engine_->look(id, &outcome);
+        return outcome == Outcome::done || outcome == Outcome::kept || outcome == Outcome::enqueued;
       }
       Guard guard(lock_);
       begin();
     }
     return false;
+  }
+
+  // Whether its caller goes on with the stream: its memory is used on.
+  bool leaves(uint64_t id) {
+    Guard guard(lock_);
+    heard_.wait(guard, [&] { return !operations_[id].runs; });
+    Outcome outcome;
+    engine_->look(id, &outcome);
+    if (outcome != Outcome::enqueued) return false;
+    check(engine_->join(id, &side_).empty(), "a stream cannot wait for it");
+    if (engine_->leave(id)) return false;
+    left_in_stream++;
+    return operations_[id].left = true;
+  }
+
+  void let_go(Operation_& operation) {
+    if (std::exchange(operation.left, false)) free(operation.memory);
   }
 
   // Its memory is the caller's when this returns; the message may go on.
@@ -294,7 +323,11 @@ class Owner {
         waiting_.push_back(owed.id);
       } else {
         Operation_& dropped = operations_[owed.id];
-        if (dropped.given_up) dropped.given_up->insert(dropped.number);  // it was offered to who took another
+        if (dropped.left) {
+          let_go(dropped);
+        } else if (dropped.given_up) {
+          dropped.given_up->insert(dropped.number);  // it was offered to who took another
+        }
         engine_->take(owed.id);
       }
     }
@@ -325,7 +358,10 @@ class Owner {
 
   // Their ends are the owner's to hear; whether there are any.
   bool hear(const std::vector<Flown>& flown) {
-    for (const Flown& one : flown) operations_[one.id].runs = !one.dropped;
+    for (const Flown& one : flown) {
+      operations_[one.id].runs = !one.dropped;
+      if (one.dropped) let_go(operations_[one.id]);
+    }
     heard_.notify_all();
     return !flown.empty();
   }
@@ -356,6 +392,7 @@ class Owner {
     if (!operations_[id].runs) hear(engine_->adopt(id));
     check(operations_[id].runs, "an end was heard that is not ours");
     operations_[id].runs = false;
+    let_go(operations_[id]);
     if (rank_ == 1) {
       engine_->landed(id);
     } else {
@@ -407,7 +444,7 @@ void play(bool ends) {
 
 int main() {
   for (int i = 0; i < worlds && !wrong; i++) play(i % 2);
-  printf("%d worlds: %d given up and %d ended in flight, %d begun by their owners: %s\n", worlds, given_up_in_flight.load(),
-         ended_in_flight.load(), begun_by_owners.load(), wrong ? "WRONG" : "right");
+  printf("%d worlds: %d given up and %d ended in flight, %d left in the stream, %d begun by their owners: %s\n", worlds,
+         given_up_in_flight.load(), ended_in_flight.load(), left_in_stream.load(), begun_by_owners.load(), wrong ? "WRONG" : "right");
   return wrong;
 }
