@@ -12,9 +12,10 @@ from functools import partial
 from pathlib import Path
 
 from packaging.version import Version
+from rich.progress import Progress, TaskID
 
 from build import official, paths, record, releases
-from build.console import console, log, log_to_file, note, step
+from build.console import console, log, log_to_file, note, progress, step
 from build.errors import ProbeError, UsageError
 from build.overlay.toolchain import free_memory
 from build.paths import REPO
@@ -45,6 +46,9 @@ _OLDEST = Version("2.2.1")
 _MEMORY = 2 << 30
 #: Exit statuses of pytest and of `python -m gpuless` after Ctrl-C.
 _INTERRUPTED = (2, 130)
+#: What `python -m gpuless` prints: how many probes there are, and each result.
+_TOTAL = re.compile(r"(\d+) probes on torch ")
+_RESULT = re.compile(r"\S+: .* \((as expected|MISMATCH|not measured)\)$")
 
 
 class Extent(Enum):
@@ -77,22 +81,42 @@ def _wheels(plan: Plan, form: Form) -> list[Path]:
     return [stock] if form is Form.STOCK else [stock, plan.folder / plan.made.overlay.name]
 
 
-def _run(form: Form, suite: str, command: list[str | Path], junit: Path, env: Mapping[str, str]) -> Run:
-    """Run a suite; its output goes to the log, and to the terminal only after a failure."""
+def _run(
+    form: Form,
+    suite: str,
+    command: list[str | Path],
+    junit: Path,
+    env: Mapping[str, str],
+    watch: Callable[[str], None] | None = None,
+) -> Run:
+    """Run a suite; its output goes to `watch` and the log, and to the terminal only after a failure."""
     junit.unlink(missing_ok=True)
     said: list[str] = []
-    status = run_shown(command, cwd=REPO, env={"PYTHONPATH": str(REPO), **env}, timeout=3600, seen=said.append)
+
+    def seen(line: str) -> None:
+        said.append(line)
+        if watch:
+            watch(line)
+
+    status = run_shown(command, cwd=REPO, env={"PYTHONPATH": str(REPO), **env}, timeout=3600, seen=seen)
     log.info("%s on %s: exit status %d\n%s", suite, form.value, status, "\n".join(said))
     if status not in (0, *_INTERRUPTED):
         console.print("\n".join(said[-200:]), markup=False)
     return Run(form.value, suite, status, results.read_junit(junit))
 
 
-def _probes(plan: Plan, form: Form, python: Path) -> Run:
+def _probes(plan: Plan, form: Form, python: Path, bar: Progress, task: TaskID) -> Run:
     junit = plan.folder / f"probes-{form.value}.xml"
     expected = Form.STOCK if form is Form.STOCK else Form.PATCHED
     command: list[str | Path] = [sys.executable, "-m", "gpuless", "--python", python, "--expect", expected.value]
-    return _run(form, "probes", [*command, "--junit", junit], junit, {})
+
+    def watch(line: str) -> None:
+        if total := _TOTAL.match(line):
+            bar.update(task, total=int(total[1]))
+        elif _RESULT.match(line):
+            bar.advance(task)
+
+    return _run(form, "probes", [*command, "--junit", junit], junit, {}, watch)
 
 
 def _suite(
@@ -120,14 +144,17 @@ def _first_proof(plan: Plan, pythons: dict[Form, Path]) -> list[Run]:
     names = ", ".join(form.value for form in pythons)
     step(f"probes, tests/wheel{f' and {SIMULATED}' if plan.multiworld else ''} on {names}")
     work: list[Callable[[], Run]] = []
-    for form, python in pythons.items():
-        # Most of the rows that stock fails wait for what never comes.
-        rows = ("-n", "6" if form is Form.STOCK else "2", "-k", _ROWS, *_FAILURES)
-        work += [partial(_suite, plan, form, SIMULATED, python, *rows)] if plan.multiworld else []
-        work.append(partial(_probes, plan, form, python))
-        work.append(partial(_with_tools, plan, form, "wheel", python, "tests/wheel"))
+    with progress() as bar:
+        for form, python in pythons.items():
+            task = bar.add_task(f"probes on {form.value}", total=None, unit="done")
+            # Most of the rows that stock fails wait for what never comes.
+            rows = ("-n", "6" if form is Form.STOCK else "2", "-k", _ROWS, *_FAILURES)
+            work += [partial(_suite, plan, form, SIMULATED, python, *rows)] if plan.multiworld else []
+            work.append(partial(_probes, plan, form, python, bar, task))
+            work.append(partial(_with_tools, plan, form, "wheel", python, "tests/wheel"))
+        runs = _at_once(work)
     order = list(Form)
-    return sorted(_at_once(work), key=lambda run: order.index(Form(run.form)))
+    return sorted(runs, key=lambda run: order.index(Form(run.form)))
 
 
 def _suites(plan: Plan, pythons: dict[Form, Path]) -> list[Run]:
