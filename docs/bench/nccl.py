@@ -21,13 +21,13 @@ from gpuless.control import Action, Remote
 from multiworld.lab.bench.report import percentile
 from multiworld.lab.workers import WorkerPool
 
-#: What the project promises: microseconds added to a receive posted ahead, ratio of pipelined transfers.
-ADDED, PIPELINED = 60.0, 1.05
+#: What the project promises: microseconds added to a message, where a thread waits for it, and where it is awaited.
+ADDED, ADDED_AWAITED = 65.0, 90.0
 #: and of a peer's death: seconds until all who wait are released, and what it may cost the other worlds.
 RELEASED, UNDISTURBED = 1.0, 1.05
-#: Speeds of imitated links, GB/s: 100, 200 and 400 Gbit/s. With none, a transfer is a copy by this host's processors,
-#: which the driver needs, too.
-LINKS = (12.5, 25.0, 50.0)
+#: and the ratio of pipelined transfers, by the speed of the imitated link in GB/s: 100, 200 and 400 Gbit/s. With 0, a
+#: transfer is a copy by this host's processors, which the driver needs, too.
+PIPELINED = {0.0: 1.05, 12.5: 1.02, 25.0: 1.03, 50.0: 1.10}
 #: Worlds on one device, of which half break.
 WORLDS = 100
 _SECONDS = 300.0
@@ -39,7 +39,7 @@ def measure(subject: Subject) -> list[Figure]:
     wheel = official.fetch_wheel(releases.get(subject.release), made.python)
     with environment(Form.STOCK, made.python, [wheel]) as python:
         install(python, "--editable", f"{REPO}[nccl]")
-        parts = (of_driver, of_links, of_breaks)
+        parts = (of_driver, of_breaks)
         return [
             figure for part in parts for backend in ("nccl", "torch-nccl") for figure in part(python, backend, rounds)
         ]
@@ -47,31 +47,26 @@ def measure(subject: Subject) -> list[Figure]:
 
 def of_driver(python: Path, backend: str, rounds: int) -> list[Figure]:
     """Measure one driver in an interpreter with a CUDA build of torch and nccl4py."""
-    found = _rounds(python, backend, rounds)
-    added = [(one.trip - one.bare_trip) / 2 * 1e6 for one in found]
     name = f"{backend} (simulated)"
+    by_link = {link: _rounds(python, backend, rounds, link) for link in PIPELINED}
+    added = [(one.trip - one.bare_trip) / 2 * 1e6 for one in by_link[0.0]]
+    awaited = [(one.awaited_trip - one.bare_trip) / 2 * 1e6 for one in by_link[0.0]]
     return [
-        of_samples(f"{name}: added to 4 bytes, receive posted ahead", added, ADDED, "us"),
-        *_pipelined(f"{name}: 4 MB pipelined", found),
+        of_samples(f"{name}: added to 4 bytes, a thread waits", added, ADDED, "us"),
+        of_samples(f"{name}: added to 4 bytes, awaited, receive posted ahead", awaited, ADDED_AWAITED, "us"),
+        *(figure for link, found in by_link.items() for figure in _pipelined(f"{name}: 4 MB pipelined", link, found)),
     ]
 
 
-def of_links(python: Path, backend: str, rounds: int) -> list[Figure]:
-    """Measure transfers that take the time of a link, and no processor."""
+def _pipelined(name: str, link: float, found: list[nccl_driver.Round]) -> list[Figure]:
+    if link:
+        name = f"{name} at {link:g} GB/s"
+    bare, limit = [one.bare_transfer for one in found], PIPELINED[link]
+    each, batched = [one.transfer for one in found], [one.batched for one in found]
     return [
-        figure
-        for link in LINKS
-        for figure in _pipelined(
-            f"{backend} (simulated): 4 MB pipelined at {link:g} GB/s", _rounds(python, backend, rounds, link)
-        )
-    ]
-
-
-def _pipelined(name: str, found: list[nccl_driver.Round]) -> list[Figure]:
-    bare = [one.bare_transfer for one in found]
-    return [
-        of_ratios(f"{name}, a call each, over bare", [one.transfer for one in found], bare, PIPELINED),
-        of_ratios(f"{name}, calls of {nccl_driver.BATCH}, over bare", [one.batched for one in found], bare, PIPELINED),
+        of_ratios(f"{name}, a call each, over bare", each, bare, limit),
+        of_ratios(f"{name}, over bare in the order of a caller's stream", each, [one.ordered for one in found], limit),
+        of_ratios(f"{name}, calls of {nccl_driver.BATCH}, over bare", batched, bare, limit),
     ]
 
 

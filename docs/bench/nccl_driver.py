@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import queue
 import statistics
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,15 +34,19 @@ class Round:
 
     Attributes:
         bare_trip: seconds of a round trip of 4 bytes by the communicator alone, the median.
-        trip: the same in a world, the receive posted ahead.
+        trip: the same in a world, where a thread waits.
+        awaited_trip: the same, awaited, the receive posted ahead.
         bare_transfer: seconds of one of many transfers of 4 MB, one after the other.
+        ordered: the same, where each keeps to the order of a caller's stream and its end is heard, as a world does.
         transfer: the same in a world, with ``stream=True``, in a call each.
         batched: the same, in calls of ``batch_p2p``.
     """
 
     bare_trip: float
     trip: float
+    awaited_trip: float
     bare_transfer: float
+    ordered: float
     transfer: float
     batched: float
 
@@ -60,8 +66,9 @@ def rounds(_: Context, folder: str, rank: int, backend: str, count: int) -> list
             await _batches(w, large, BATCH)
             found = []
             for _ in range(count):
-                trips = bare.trips(small), await _trips(w, small, TURNS)
-                transfers = bare.transfers(large), await _transfers(w, large, TRANSFERS)
+                waited = await asyncio.to_thread(_waited_trips, w, small, device)
+                trips = bare.trips(small), waited, await _trips(w, small, TURNS)
+                transfers = bare.transfers(large), bare.ordered(large), await _transfers(w, large, TRANSFERS)
                 found.append(Round(*trips, *transfers, await _batches(w, large, TRANSFERS)))
             return found
 
@@ -80,6 +87,17 @@ async def _trips(w: World, small: list[torch.Tensor], turns: int) -> float:
         else:
             await w.send(small[0], 1)
             await receive
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
+
+
+def _waited_trips(w: World, small: list[torch.Tensor], device: torch.device) -> float:
+    torch.cuda.set_device(device)
+    seconds = []
+    for _ in range(TURNS):
+        began = time.perf_counter()
+        for sends in (False, True) if w.rank else (True, False):
+            w.sync.send(small[0], 1 - w.rank) if sends else w.sync.recv(small[1], 1 - w.rank)
         seconds.append(time.perf_counter() - began)
     return statistics.median(seconds)
 
@@ -131,6 +149,22 @@ class _Bare:
         for _ in range(TRANSFERS):
             self._enqueue(large, sends=not self._rank)
         self._wait()
+        return (time.perf_counter() - began) / TRANSFERS
+
+    def ordered(self, large: torch.Tensor) -> float:
+        """Seconds of one transfer of many, each after what the caller's stream did before and before what it does next;
+        a thread hears their ends."""
+        ends: queue.SimpleQueue[torch.cuda.Event | None] = queue.SimpleQueue()
+        began, caller, stream = time.perf_counter(), torch.cuda.current_stream(), self._stream.torch
+        hearing = threading.Thread(target=lambda: [event.synchronize() for event in iter(ends.get, None)])
+        hearing.start()
+        for _ in range(TRANSFERS):
+            stream.wait_event(caller.record_event(torch.cuda.Event()))
+            self._enqueue(large, sends=not self._rank)
+            ends.put(stream.record_event(torch.cuda.Event(blocking=True)))
+            caller.wait_stream(stream)
+        ends.put(None)
+        hearing.join()
         return (time.perf_counter() - began) / TRANSFERS
 
     def _enqueue(self, tensor: torch.Tensor, *, sends: bool) -> None:
