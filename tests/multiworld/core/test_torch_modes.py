@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from procs import cluster
+from procs import log_shown, shared_pool
 
 from multiworld import InvalidArgument, MultiWorld, TensorMismatch
 from multiworld.lab.context import Context
@@ -43,6 +43,27 @@ def _default_device() -> Iterator[None]:
         yield
     finally:
         torch.set_default_device(None)
+
+
+Both = Callable[..., list[Any]]
+
+
+async def _in_a_thread(context: Context, function: Callable[..., Any], *args: Any) -> Any:
+    return await asyncio.to_thread(function, context, *args)
+
+
+@pytest.fixture(scope="module")
+def both() -> Iterator[Both]:
+    """Two workers for all rows: what modes and transforms load takes seconds."""
+    workers = [shared_pool().worker() for _ in range(2)]
+
+    def both(function: Callable[..., Any], store: str, *args: Any) -> list[Any]:
+        running = [worker.start(_in_a_thread, function, store, rank, *args) for rank, worker in enumerate(workers)]
+        return [one.result(60) for one in running]
+
+    with log_shown(shared_pool()):
+        yield both
+    shared_pool().dismiss(*workers)
 
 
 MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
@@ -96,11 +117,8 @@ def _in_modes(context: Context, store: str, rank: int, name: str) -> bool:
 
 
 @pytest.mark.parametrize("name", MODES)
-def test_a_mode_of_the_caller_changes_nothing(store: str, name: str) -> None:
-    with cluster() as c:
-        for rank in range(2):
-            c.start(_in_modes, store, rank, name)
-        assert c.results(60) == [True, True]
+def test_a_mode_of_the_caller_changes_nothing(both: Both, store: str, name: str) -> None:
+    assert both(_in_modes, store, name) == [True, True]
 
 
 def _beside_a_mode(context: Context, store: str, rank: int, name: str) -> Any:
@@ -128,11 +146,8 @@ def _beside_a_mode(context: Context, store: str, rank: int, name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", ["FakeTensorMode", "device meta", "inference mode"])
-def test_a_mode_of_another_coroutine_changes_nothing(store: str, name: str) -> None:
-    with cluster() as c:
-        for rank in range(2):
-            c.start(_beside_a_mode, store, rank, name)
-        assert c.results(60) == [True, True]
+def test_a_mode_of_another_coroutine_changes_nothing(both: Both, store: str, name: str) -> None:
+    assert both(_beside_a_mode, store, name) == [True, True]
 
 
 def _in_transforms(context: Context, store: str, rank: int) -> float:
@@ -161,11 +176,8 @@ def _in_transforms(context: Context, store: str, rank: int) -> float:
         return total.item()
 
 
-def test_inside_a_transform_it_is_refused(store: str) -> None:
-    with cluster() as c:
-        for rank in range(2):
-            c.start(_in_transforms, store, rank)
-        assert c.results() == [2.0, 2.0]
+def test_inside_a_transform_it_is_refused(both: Both, store: str) -> None:
+    assert both(_in_transforms, store) == [2.0, 2.0]
 
 
 # what recv_tensor makes of bytes
