@@ -9,11 +9,14 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from multiworld.config import WorldState
 from multiworld.events import Event
 from multiworld.session.counters import History
-from multiworld.worlds.world import World
+
+if TYPE_CHECKING:
+    from multiworld.worlds.world import World  # which loads torch, and `multiworld top` does not
 
 
 @dataclass(frozen=True, slots=True)

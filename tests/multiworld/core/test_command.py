@@ -43,8 +43,9 @@ def test_without_its_extra_it_says_what_to_install(missing: str) -> None:
 
 def test_top_of_an_empty_folder_says_what_to_add_to_the_program(tmp_path: Path) -> None:
     pytest.importorskip("typer", reason="the cli extra is not installed")
-    done = run("-m", "multiworld", "top", "--once", str(tmp_path))
+    done = run("-X", "importtime", "-m", "multiworld", "top", "--once", str(tmp_path))
     assert done.returncode == 0, done.stderr
+    assert not [line for line in done.stderr.splitlines() if line.split()[-1:] == ["torch"]], "it takes seconds"
     assert "from multiworld.observe.status_file import StatusFile" in done.stdout
     assert f'StatusFile(mw, "{tmp_path}")' in done.stdout.replace("\n", "")
 
