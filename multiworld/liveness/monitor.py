@@ -197,7 +197,7 @@ class Monitor:
             if not self._closed:
                 member = self._members[session] = _Member(session, dict(claims), heartbeat, dial, self._hub.clock)
                 self._watch_ring(member, pulses)
-                self._tick(self._hub.clock())
+                self._hub.alarm(self._tick, self._hub.clock())  # in this turn, once for all that come in it
             for sock in self._arriving.pop(session).values():  # of peers that are not watched
                 sock.close()
 

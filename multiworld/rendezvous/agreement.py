@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from multiworld.errors import StaleGeneration, TooFewMembers
 from multiworld.liveness.neighbour import Presence
-from multiworld.rendezvous.ledger import Claim, Ledger
+from multiworld.rendezvous.ledger import BY_ROSTER, Claim, Ledger
 
 #: when to look for the first time, and again, whether those that are waited for still run
 FIRST_PROBE, PROBE_SECONDS = 0.05, 0.25
@@ -59,12 +59,12 @@ class Agreement:
         self._probes = 0
         self._gone = set(roll.gone) - {identity}
         #: claims by generation and identity
-        self._came: dict[tuple[int, str], Claim] = {}
+        self._came: dict[int, dict[str, Claim]] = {}
         # Later with more members: they take longer, and each look costs a third of a millisecond on a core of all.
         self._next_probe = time.monotonic() + min(PROBE_SECONDS, FIRST_PROBE * (1 + len(roll.members) / 8))
 
     def candidates(self, ledger: Ledger, generation: int) -> list[Claim]:
-        """Find the candidates of ``generation``, the same on all of them.
+        """Find the candidates of ``generation``, the same on all of them; nobody if a rejoin has opened it.
 
         Raises:
             StaleGeneration: the others have gone on without us.
@@ -74,9 +74,18 @@ class Agreement:
         for earlier in range(self._roll.after + 1, generation):
             found = ledger.members(earlier) or found
             self.check(found, earlier)
-        self.check(ledger.members(generation), generation)  # last: it is there once the earlier ones are deleted
+        after = self._roll.after
+        roster, guests, size = ledger.opened(generation, after)  # last: it is there once the earlier ones are deleted
+        self.check(roster, generation)
+        if size is None:
+            size = ledger.agree_size(generation, BY_ROSTER)
+        if size != BY_ROSTER:
+            self.check(ledger.members(generation), generation)
+            return []
+        if guests is None:
+            guests = ledger.invite(after, self._roll.guests)
         self._probe(found, now=True)  # they could not all meet
-        return found or [*self._roll.members, *ledger.invite(self._roll.after, self._roll.guests)]
+        return found or [*self._roll.members, *guests]
 
     def check(self, roster: Sequence[Claim], generation: int) -> None:
         """Raise, as ``candidates`` does, for a roster that is not for us; an empty one says nothing."""
@@ -88,30 +97,29 @@ class Agreement:
             what = f"{len(roster)} members are left, and min_size is {self._roll.min_size}"
             raise TooFewMembers(what=what, left=len(roster))
 
-    def look(self, ledger: Ledger, generation: int, candidates: Sequence[Claim]) -> list[Claim] | None:
-        """Look for the roster of ``generation``, and close it where that is for us to do; None while it is open."""
-        roster = ledger.roster(generation)
+    def look(self, ledger: Ledger, generation: int, candidates: Sequence[Claim]) -> tuple[list[Claim] | None, int]:
+        """Look for the roster of ``generation``, and close it where that is for us to do; None while it is open. The
+        newest generation after that: where it is another one, others may have gone on, and forgotten another roster."""
+        roster, newest = ledger.look(generation)
         if roster is not None:
-            return roster
+            return roster, newest
         present = [claim for claim in candidates if claim.identity not in self._gone]
         if present[0].identity != self._identity:
             self._probe(present[:1])
-            return None
-        missing = [claim for claim in present if (generation, claim.identity) not in self._came]
-        for candidate in missing:
-            claim = ledger.claimed(generation, candidate.identity)
-            if claim is not None:
-                self._came[generation, candidate.identity] = claim
-        missing = [claim for claim in missing if (generation, claim.identity) not in self._came]
+            return None, newest
+        came = self._came.setdefault(generation, {})
+        came |= ledger.claims(generation, [claim.identity for claim in present if claim.identity not in came])
+        missing = [claim for claim in present if claim.identity not in came]
         if not missing:
-            return ledger.close_roster(generation, [self._came[generation, claim.identity] for claim in present])
+            return ledger.close_roster(generation, [came[claim.identity] for claim in present])
         self._probe(missing)
-        return None
+        return None, newest
 
     def missing(self, ledger: Ledger, generation: int, candidates: Sequence[Claim]) -> list[Claim]:
         """Find those that are waited for."""
-        present = (claim for claim in candidates if claim.identity not in self._gone)
-        return [claim for claim in present if ledger.claimed(generation, claim.identity) is None]
+        present = [claim for claim in candidates if claim.identity not in self._gone]
+        came = ledger.claims(generation, [claim.identity for claim in present])
+        return [claim for claim in present if claim.identity not in came]
 
     def lost(self, claim: Claim, *, ask: bool = False) -> bool:
         """Look at a member: whether it is gone, or has been still for too long."""

@@ -348,11 +348,10 @@ class Rendezvous:
         claims = {config.rank: ours}
         pause, next_check = FIRST_PAUSE, time.monotonic() + ALIVE_CHECK_SECONDS
         while True:
-            for rank in range(config.size):
-                claim = claims.get(rank) or self._ledger.claimed(generation, rank)
-                if claim is not None:
-                    self._check_protocol(generation, rank, claim)
-                    claims[rank] = claim
+            missing = [rank for rank in range(config.size) if rank not in claims]
+            for rank, claim in self._ledger.claims(generation, missing).items():
+                self._check_protocol(generation, rank, claim)
+                claims[rank] = claim
             if self._ledger.generation() != generation:
                 raise Moved
             if len(claims) == config.size:

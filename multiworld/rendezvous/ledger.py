@@ -12,11 +12,11 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from multiworld.errors import RendezvousError
 from multiworld.liveness.neighbour import ProcessId
-from multiworld.store.agreed_keys import keys_of
+from multiworld.store.agreed_keys import NUMBER, READ, keys_of
 from multiworld.transport.greeting import PROTOCOL
 
 
@@ -55,6 +55,9 @@ class Claim:
 
 
 _FIELDS = {name: type(empty) for name, empty in asdict(Claim("", "", 0, "", 0, 0, "", 0)).items()}
+Rank = TypeVar("Rank", int, str)
+
+
 #: the size of a generation whose members its roster names
 BY_ROSTER: Final = 0
 #: what the names of all worlds of a store are under; no world's keys begin with it
@@ -118,9 +121,14 @@ class Ledger:
         """Take ``rank``, or an identity; the claim that holds it now, ours or an earlier one."""
         return Claim.unpacked(self._keys.put_first(f"{generation}/rank/{rank}", claim.packed()))
 
-    def claimed(self, generation: int, rank: int | str) -> Claim | None:
-        value = self._keys.read(f"{generation}/rank/{rank}")
-        return Claim.unpacked(value) if value else None
+    def claimed(self, generation: int, rank: Rank) -> Claim | None:
+        return self.claims(generation, (rank,)).get(rank)
+
+    def claims(self, generation: int, ranks: Iterable[Rank]) -> dict[Rank, Claim]:
+        """The claims of those ``ranks`` that are taken."""
+        names = {f"{generation}/rank/{rank}": rank for rank in ranks}
+        values = self._keys.exchange(dict.fromkeys(names, READ))
+        return {rank: Claim.unpacked(value) for rank, value in zip(names.values(), values, strict=True) if value}
 
     def holder(self, generation: int, rank: int) -> Claim | None:
         """The claim of ``rank``, in a generation of either kind."""
@@ -129,9 +137,25 @@ class Ledger:
             return self.claimed(generation, rank)
         return roster[rank] if rank < len(roster) else None
 
-    def close_roster(self, generation: int, members: Sequence[Claim]) -> list[Claim]:
-        """Say who is in, by rank, unless another process has: what counts. Nobody means that it was given up."""
-        return _claims(self._keys.put_first(f"{generation}/roster", _packed(members)))
+    def opened(self, generation: int, after: int) -> tuple[list[Claim], list[Claim] | None, int | None]:
+        """What is there of a generation at first: its roster, the newcomers that were invited in ``after``, the size."""
+        names = f"{generation}/roster", f"{after}/guests", f"{generation}/size"
+        roster, guests, size = self._keys.exchange(dict.fromkeys(names, READ))
+        invited = None if guests is None else _claims(guests)
+        return _claims(roster or "[]"), invited, None if size is None else int(size)
+
+    def close_roster(self, generation: int, members: Sequence[Claim]) -> tuple[list[Claim], int]:
+        """Say who is in, by rank, unless another process has: what counts, and the newest generation then. Nobody means
+        that it was given up."""
+        return self._roster_and_newest(generation, _packed(members))
+
+    def look(self, generation: int) -> tuple[list[Claim] | None, int]:
+        """The roster, None if it is open, and the newest generation then."""
+        return self._roster_and_newest(generation, READ)
+
+    def _roster_and_newest(self, generation: int, wanted: str | None) -> tuple[Any, int]:
+        roster, newest = self._keys.exchange({f"{generation}/roster": wanted, "generation": NUMBER})
+        return None if roster is None else _claims(roster), int(newest or 0)
 
     def roster(self, generation: int) -> list[Claim] | None:
         """The roster; None if it is open, or there is none."""
@@ -143,8 +167,7 @@ class Ledger:
         roster = self.roster(generation)
         if roster is not None or not self.sealed(generation):
             return roster or []
-        claims = (self.claimed(generation, rank) for rank in range(self.size(generation) or 0))
-        return [claim for claim in claims if claim is not None]
+        return list(self.claims(generation, range(self.size(generation) or 0)).values())
 
     def invite(self, generation: int, guests: Sequence[Claim]) -> list[Claim]:
         """Say which newcomers the generation after this one takes in, unless another process has: what counts."""
@@ -185,9 +208,7 @@ class Ledger:
 
     def forget(self, generation: int, ranks: Iterable[int | str], whole: bool) -> None:
         """Delete the claims of ``ranks`` of an old generation, and what is common to them if ``whole``."""
-        for rank in ranks:
-            self._keys.delete(f"{generation}/rank/{rank}")
+        common = ("size", "sealed", "roster", "guests") if whole else ()
+        self._keys.delete(*(f"{generation}/{name}" for name in (*(f"rank/{rank}" for rank in ranks), *common)))
         if whole:
-            for name in ("size", "sealed", "roster", "guests"):
-                self._keys.delete(f"{generation}/{name}")
             self._keys.forget_raise("generation", generation - 1)

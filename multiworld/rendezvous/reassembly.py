@@ -8,6 +8,7 @@ import json
 import random
 import socket
 import time
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -26,7 +27,7 @@ from multiworld.rendezvous.joining import (
     Moved,
     Rendezvous,
 )
-from multiworld.rendezvous.ledger import BY_ROSTER, Claim, Ledger
+from multiworld.rendezvous.ledger import Claim, Ledger
 from multiworld.rendezvous.wiring import Incompatible, dial, presence
 from multiworld.transport.greeting import GreetingError, Hello, Role
 
@@ -58,7 +59,7 @@ class Reassembly(Rendezvous):
 
     def _place(self, generation: int) -> Steps[tuple[int, int]]:
         self._candidates = self._agreement.candidates(self._ledger, generation)
-        if self._ledger.agree_size(generation, BY_ROSTER) != BY_ROSTER:  # opened by a rejoin, which may have ended
+        if not self._candidates:  # the rejoin may have ended
             self._why = "others rejoin the world as it was, or with another size"
             yield Pause(LONGEST_PAUSE)
             super()._move_on(generation)
@@ -67,13 +68,10 @@ class Reassembly(Rendezvous):
 
     def _gather(self, generation: int, incarnation: str) -> Steps[dict[int, Claim]]:
         ours, pause = self._claim(generation, self._config.identity, incarnation), self._first_pause
-        while (roster := self._agreement.look(self._ledger, generation, self._candidates)) is None:
-            if pause == LONGEST_PAUSE:
-                self._check_newest(generation)
+        while (roster := self._look(generation)) is None:
             self._say_who_is_missing(generation)
             yield Pause(pause)
             pause = min(pause * 1.5, LONGEST_PAUSE)
-        self._check_newest(generation)  # else others may have gone on, and forgotten another roster than this one
         self._agreement.check(roster, generation)
         self._next_look = time.monotonic() + PROBE_SECONDS
         if ours not in roster:  # given up, or with a claim of ours that is not valid any more
@@ -90,9 +88,17 @@ class Reassembly(Rendezvous):
         """Longer with more candidates: each look costs the store, which has to serve all of them meanwhile."""
         return min(LONGEST_PAUSE, FIRST_PAUSE * (1 + len(self._candidates) / 8))
 
-    def _check_newest(self, generation: int) -> None:
-        if self._ledger.generation() != generation:
+    def _our_claim(self, incarnation: str) -> Claim:
+        for claim in self._roll.members:
+            if claim.identity == self._config.identity:  # where we are reached stays the same
+                return replace(claim, incarnation=incarnation, since=time.time(), kept=self._kept.told())
+        return super()._our_claim(incarnation)
+
+    def _look(self, generation: int) -> list[Claim] | None:
+        roster, newest = self._agreement.look(self._ledger, generation, self._candidates)
+        if newest != generation:
             raise Moved
+        return roster
 
     def _say_who_is_missing(self, generation: int) -> None:
         """Fail once it takes too long."""
@@ -242,7 +248,7 @@ def _passed_over(ledger: Ledger, newest: int, size: int) -> tuple[int, list[Clai
     members = ledger.members(complete)
     if not members:
         return complete, []
-    came = {claim.identity for rank in range(size) if (claim := ledger.claimed(newest, rank)) is not None}
+    came = {claim.identity for claim in ledger.claims(newest, range(size)).values()}
     return complete, [] if any(claim.identity in came for claim in members) else members
 
 

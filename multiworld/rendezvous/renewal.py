@@ -2,28 +2,46 @@
 
 Each member says in its claim which it has kept; so all know of the same ones, without a word between them. Nothing
 tells how much of the last generation is still under way on them, nor whether a frame was cut. So a member sends a mark
-before its first frame, and the other one drops what comes before that. A mark is made of its sender's new incarnation,
-which did not exist when that sent anything of the last generation. It is told to whoever was greeted before, with the
-same secret.
+before its first frame, and the other one drops what comes before that. The mark of a generation is made of the new
+incarnation of its first member. Who knows that one has ended the last generation here, and sends nothing of it any
+more. The mark is told to whoever was greeted before, with the same secret.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hmac
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from multiworld.rendezvous.ledger import Claim
 from multiworld.transport.line import Line
 
 
 @dataclass(frozen=True, slots=True)
+class HeldLane:
+    """A data connection that the engine of the last generation holds, and a forked child does not keep."""
+
+    native: Any
+    peer: int
+    descriptor: int
+
+    def fileno(self) -> int:
+        return self.descriptor
+
+    def detach(self) -> None:
+        self.native.part_with(self.peer, False)
+
+    def close(self) -> None:
+        self.native.part_with(self.peer, True)
+
+
+@dataclass(frozen=True, slots=True)
 class Pair:
     """The connections to one member."""
 
-    lane: socket.socket
+    lane: HeldLane
     control: Line
 
     def close(self) -> None:
@@ -67,6 +85,6 @@ class Kept:
             self.pairs.popitem()[1].close()
 
 
-def mark_of(sender: Claim, where: str, secret: bytes | None) -> bytes:
-    """The mark of a member in the generation that ``where`` tells."""
-    return hmac.digest(secret or b"-", f"multiworld mark\n{where} {sender.incarnation}".encode(), "sha256")
+def mark_of(first: Claim, where: str, secret: bytes | None) -> bytes:
+    """The mark of the generation that ``where`` tells, and ``first`` is the first member of."""
+    return hmac.digest(secret or b"-", f"multiworld mark\n{where} {first.incarnation}".encode(), "sha256")

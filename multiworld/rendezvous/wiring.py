@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeAlias
 
 from multiworld.config import NetworkSettings, printed
@@ -27,7 +26,7 @@ from multiworld.liveness.neighbour import Presence, share_network
 from multiworld.liveness.pulse import first_ping
 from multiworld.process.join_threads import Pause, Steps
 from multiworld.rendezvous.ledger import Claim
-from multiworld.rendezvous.renewal import Pair, mark_of
+from multiworld.rendezvous.renewal import HeldLane, Pair, mark_of
 from multiworld.transport.descriptors import descriptor_shortage
 from multiworld.transport.endpoint import Endpoint, Taker
 from multiworld.transport.greeting import GreetingError, Hello, Reason, Role
@@ -102,11 +101,12 @@ class PeerDialler:
         return sock
 
     def go_on(self, wires: Wires, kept: dict[int, Pair]) -> None:
-        """Use connections that both sides have kept, from the marks of this generation on."""
-        mark = partial(mark_of, where=f"{self.world} {self.generation}", secret=self.network.secret)
-        ours = mark(self.claims[self.rank])
+        """Use connections that both sides have kept, from the mark of this generation on."""
+        first = self.claims[min(self.claims)]
+        mark = mark_of(first, f"{self.world} {self.generation}", self.network.secret)
         for peer, pair in kept.items():
-            wires.go_on(peer, pair, (ours, mark(self.claims[peer])))
+            wires.lanes[peer], wires.controls[peer], wires.marks[peer] = pair.lane, pair.control, mark
+            pair.control.begin_at(mark)
 
     def dial_both(self, wires: Wires, peer: int, left: Left) -> None:
         """Make both connections to ``peer``; raises as ``wire``."""
@@ -133,23 +133,19 @@ class PeerDialler:
 @dataclass(frozen=True, slots=True)
 class Wires:
     """The connections, by place. ``pulses`` lead to the peers that we ping and that no other world of ours pings;
-    ``dial_pulse`` makes another of these within some seconds. Lanes with ``marks`` were in use before, see ``Pair``."""
+    ``dial_pulse`` makes another of these within some seconds. Lanes with ``marks`` were in use before, see ``renewal``."""
 
-    lanes: dict[int, socket.socket]
+    lanes: dict[int, socket.socket | HeldLane]
     controls: dict[int, Line]
     pulses: dict[int, socket.socket]
     dial_pulse: Callable[[int, float], socket.socket]
-    marks: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
+    marks: dict[int, bytes] = field(default_factory=dict)
 
     def put(self, peer: int, role: Role, sock: socket.socket) -> None:
         if role is Role.LANE:
             self.lanes[peer] = sock
         else:
             self.controls[peer] = Line(sock)
-
-    def go_on(self, peer: int, pair: Pair, marks: tuple[bytes, bytes]) -> None:
-        self.lanes[peer], self.controls[peer], self.marks[peer] = pair.lane, pair.control, marks
-        pair.control.begin_at(*marks)
 
     def by_rank(self, places: Sequence[int]) -> Wires:
         """The same by rank, which is the index in ``places``."""

@@ -8,7 +8,6 @@ import enum
 import math
 import os
 import selectors
-import socket
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -20,9 +19,9 @@ from multiworld.errors import BrokenWorldException, LossReason
 from multiworld.matching.operation import BatchOperation, Operation
 from multiworld.process import wake_ups
 from multiworld.process.torch_modes import torch_modes_active, without_torch_modes
+from multiworld.rendezvous.renewal import HeldLane
 from multiworld.transport.descriptors import reserve
 from multiworld.transport.reactor import Reactor
-from multiworld.transport.sockets import made
 
 #: a plain message that has not ended after this many seconds becomes an operation with a deadline, which others can see
 PATIENCE: Final = 0.05
@@ -238,12 +237,12 @@ class Bridge:
         for future, _ in tuple(self._plain.values()):
             self.resolve(future)
 
-    def shut(self, kept: Iterable[int]) -> dict[int, socket.socket]:
+    def shut(self, kept: Iterable[int]) -> dict[int, HeldLane]:
         """End the data connections, after ``stop``, but for those to ``kept``, as far as they are there: these are
         returned."""
         native = self._native
-        descriptors = {} if native is None else native.shut(tuple(kept))
-        return {peer: made(socket.socket, fileno=descriptor) for peer, descriptor in descriptors.items()}
+        held = {} if native is None else native.shut(tuple(kept))
+        return {peer: HeldLane(native, peer, descriptor) for peer, descriptor in held.items()}
 
     def written_out(self) -> bool:
         """Write what is left and say that nothing follows, after an orderly ``stop``; whether the peers have all."""

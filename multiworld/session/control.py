@@ -160,6 +160,7 @@ class Control:
         found: dict[int, Line] = {}
 
         def take() -> None:
+            self.look()
             for peer in self._kept & self._lines.keys():
                 found[peer] = self._lines.pop(peer)
                 found[peer].rest()

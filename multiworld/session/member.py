@@ -79,7 +79,7 @@ class Member:
             if self.departures != departures or not wanted():
                 return False
             self._earlier.add(self.session.counters())
-            self._old_ranks = {member.id: member.rank for member in self.members}
+            self._old_ranks = {claim.identity: rank for rank, claim in self.session.claims.items()}
             self._take_up(session, loop)
             return True
 
@@ -93,7 +93,6 @@ class Member:
     def gone(self) -> frozenset[str]:
         """Identities of the members that are lost for all we know, or have left for good."""
         session = self.session
-        session.hub.call_and_wait(session.control.look)
         return frozenset(session.claims[rank].identity for rank in tuple(session.gone))  # the hub may add one meanwhile
 
     @property

@@ -43,7 +43,7 @@ from multiworld.process.hooks import patience
 from multiworld.process.hub import Hub
 from multiworld.process.threads import start_or_run
 from multiworld.rendezvous.ledger import Claim
-from multiworld.rendezvous.renewal import Kept, Pair
+from multiworld.rendezvous.renewal import HeldLane, Kept, Pair
 from multiworld.rendezvous.wiring import HandshakeAcceptor, Wires
 from multiworld.session.bridge import Bridge
 from multiworld.session.control import CANCELLED_CAUSE, GONE, Control
@@ -101,15 +101,15 @@ class Session:
         self.gone: set[int] = set()
         self.claims = claims
         self._ending: BrokenWorldException | None = None
-        self._lanes: dict[int, socket.socket] = {}  # that are kept
+        self._lanes: dict[int, HeldLane] = {}  # that are kept
         self._parted, self._parting = threading.Event(), threading.Lock()
         self._farewells: set[int] = set()  # members that have said that nothing follows
         self._ended: set[int] = set()  # members whose connections end in order, after all that they sent
         self.slots: dict[int, DriverSlot] = {}
         device = CudaDevice(torch.device(config.device)) if self.membership.on_device else None
         self._connect(wires.lanes, device)
-        for peer, marks in wires.marks.items():
-            self.engine.native.begin_at(peer, *marks)
+        for peer, mark in wires.marks.items():
+            self.engine.native.begin_at(peer, mark)
         self.acceptor = acceptor
         self.freed = threading.Event()
         self.control = Control(self, wires.controls)
@@ -127,7 +127,7 @@ class Session:
         self.bridge.start()
         self.control.start()
 
-    def _connect(self, socks: Mapping[int, socket.socket], device: CudaDevice | None) -> None:
+    def _connect(self, socks: Mapping[int, socket.socket | HeldLane], device: CudaDevice | None) -> None:
         """Hand the data connections to the engine of this world."""
         us = self.membership
         lanes = {peer: sock.fileno() for peer, sock in socks.items()}

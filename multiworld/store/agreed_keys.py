@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Final, TypeAlias
 
 import torch.distributed as dist
 
+from multiworld.store.client import StoreClient
 from multiworld.store.torch_store import TorchStore
 
+#: what ``exchange`` is to do with a key: read the value, read the number, or write this value unless there is one
+Wanted: TypeAlias = "str | int | None"
+READ: Final = None
+NUMBER: Final = 0
 _NEVER: Final = "\x01never\x01"
 #: how long the winner of the right to write may take before the next one may: it has probably died
 WRITER_SECONDS: Final = 1.0
@@ -37,14 +43,19 @@ class _Keys:
 class CasKeys(_Keys):
     """The operations that members agree with, by compare-and-set; each is atomic for all processes."""
 
+    def exchange(self, wanted: Mapping[str, Wanted]) -> list[str | None]:
+        """Do what is wanted with each key, in this order and in one round trip where the store allows it; the values
+        that they have now, None for those that were not written."""
+        values = self._swap((name, "", value) if value else (name, _NEVER, _NEVER) for name, value in wanted.items())
+        return [None if value == _NEVER else value for value in values]
+
     def read(self, name: str) -> str | None:
         """The value of ``name``, None if it was not written."""
-        value = self._swap(name, _NEVER, _NEVER)
-        return None if value == _NEVER else value
+        return self.exchange({name: READ})[0]
 
     def put_first(self, name: str, value: str) -> str:
         """Write ``name`` unless another process has; the value that it has now."""
-        return self._swap(name, "", value)
+        return self._swap([(name, "", value)])[0]
 
     def number(self, name: str) -> int:
         """The number ``name``, 0 if it was never raised."""
@@ -52,18 +63,27 @@ class CasKeys(_Keys):
 
     def raise_from(self, name: str, current: int, to: int) -> int:
         """Raise the number to ``to`` if it still is ``current``; the number that it is now."""
-        return int(self._swap(name, str(current) if current else "", str(to)))
+        return int(self._swap([(name, str(current) if current else "", str(to))])[0])
 
-    def delete(self, name: str) -> None:
-        """Delete the value ``name``, if it is there."""
-        self._store.delete_key(self._key(name))
+    def delete(self, *names: str) -> None:
+        """Delete the values of ``names``, as far as they are there."""
+        keys = map(self._key, names)
+        if isinstance(self._store, StoreClient):
+            self._store.delete_keys(keys)
+            return
+        for key in keys:
+            self._store.delete_key(key)
 
     def forget_raise(self, name: str, current: int) -> None:
         """Delete what is left of ``raise_from(name, current, ...)``, which must not be called again: nothing."""
 
-    def _swap(self, name: str, expected: str, desired: str) -> str:
-        value = self._store.compare_set(self._key(name), expected, desired)
-        return value.decode() if isinstance(value, bytes) else str(value)
+    def _swap(self, swaps: Iterable[tuple[str, str, str]]) -> list[str]:
+        named = [(self._key(name), expected, desired) for name, expected, desired in swaps]
+        if isinstance(self._store, StoreClient):
+            values = self._store.compare_sets(named)
+        else:
+            values = [self._store.compare_set(*swap) for swap in named]
+        return [value.decode() if isinstance(value, bytes) else str(value) for value in values]
 
 
 class CounterKeys(_Keys):
@@ -71,6 +91,16 @@ class CounterKeys(_Keys):
 
     A writer that dies between its count and its write holds the others up for ``WRITER_SECONDS``; then the next may.
     """
+
+    def exchange(self, wanted: Mapping[str, Wanted]) -> list[str | None]:
+        return [
+            self.read(name)
+            if value is READ
+            else self.put_first(name, value)
+            if isinstance(value, str)
+            else str(self.number(name))
+            for name, value in wanted.items()
+        ]
 
     def read(self, name: str) -> str | None:
         if not self._add(f"{name}/there", 0):
@@ -110,9 +140,10 @@ class CounterKeys(_Keys):
                 time.sleep(_POLL_SECONDS)
         return self.number(name)
 
-    def delete(self, name: str) -> None:
-        for key in (name, f"{name}/there", *(f"{name}/turn/{turn}" for turn in range(_TURNS))):
-            self._store.delete_key(self._key(key))
+    def delete(self, *names: str) -> None:
+        for name in names:
+            for key in (name, f"{name}/there", *(f"{name}/turn/{turn}" for turn in range(_TURNS))):
+                self._store.delete_key(self._key(key))
 
     def forget_raise(self, name: str, current: int) -> None:
         for turn in range(_TURNS):

@@ -14,20 +14,22 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from multiworld.config import TcpStoreAddress
 from multiworld.store.addresses import Resolved, resolved
 from multiworld.store.wire import COUNT, HELLO, KEY_PREFIX, NUMBER, Request, request, sized
 from multiworld.transport.descriptors import cause_of, descriptor_shortage, system_message
-from multiworld.transport.greeting import MAX_GREETING_BYTES, GreetingError, Hello, Reason, Role
+from multiworld.transport.greeting import GreetingError, Hello, Reason, Role
 from multiworld.transport.handshake import Dialler
 from multiworld.transport.sockets import made
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+T = TypeVar("T")
 
 #: how often a wait looks at whether it is still wanted, in seconds
 STEP_SECONDS: Final = 0.02
@@ -35,6 +37,9 @@ STEP_SECONDS: Final = 0.02
 ATTEMPT_SECONDS: Final = 5.0
 #: the same for a greeting, where it is not known yet whether the store takes one: one of torch's stays silent
 TRIAL_SECONDS: Final = 1.0
+#: requests that are sent before their answers are read: both sides' buffers take so many
+AT_ONCE: Final = 64
+READ_BYTES: Final = 1 << 16
 FIRST_PAUSE_SECONDS: Final = 0.01
 LONGEST_PAUSE_SECONDS: Final = 0.25
 #: a larger answer is not that of a store
@@ -110,6 +115,7 @@ class StoreClient:
     def __init__(self, sock: socket.socket, deadline: Deadline) -> None:
         self.deadline = deadline
         self._sock = sock
+        self._unread = b""
         sock.settimeout(STEP_SECONDS)
 
     @classmethod
@@ -158,7 +164,7 @@ class StoreClient:
         while not dialler.done:
             if reply:
                 self._call(reply)
-            reply = dialler.take(self._some(MAX_GREETING_BYTES))
+            reply = dialler.take(self._some())
         if dialler.rest:
             raise GreetingError(Reason.GARBAGE, "said more than a greeting")
 
@@ -171,11 +177,12 @@ class StoreClient:
         answer = self._take(NUMBER.size)
         if 0 <= NUMBER.unpack(answer)[0] < MAX_KEYS:
             return
+        answer += self._unread
         dialler = Dialler(Hello(Role.STORE), None)
         try:
             while not dialler.done:
                 dialler.take(answer)
-                answer = self._some(MAX_GREETING_BYTES)
+                answer = self._some()
         except GreetingError as error:
             failed = _unreachable(error)
             failed.lasting = failed.lasting and lasting
@@ -197,18 +204,33 @@ class StoreClient:
     def __del__(self) -> None:
         self.close()
 
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """Write ``desired`` if the value is ``expected`` (empty: if there is none); the value that it is now.
+    def compare_sets(self, swaps: Iterable[tuple[str, str, str]]) -> list[bytes]:
+        """Write each desired value if the value is the expected one (empty: if there is none), in order; the values
+        that they are now. A swap is a key, the expected and the desired value.
 
         Where there is no value and one was expected, that one is returned. All calls raise ``StoreFailed`` and
         ``Cancelled``.
         """
-        self._call(request(Request.COMPARE_SET, _key(key), sized(expected.encode()), sized(desired.encode())))
-        return self._sized()
+        return self._asked(
+            (
+                request(Request.COMPARE_SET, _key(key), sized(expected.encode()), sized(desired.encode()))
+                for key, expected, desired in swaps
+            ),
+            self._sized,
+        )
 
-    def delete_key(self, key: str) -> bool:
-        self._call(request(Request.DELETE_KEY, _key(key)))
-        return self._number() > 0
+    def delete_keys(self, keys: Iterable[str]) -> list[bool]:
+        """Delete each; whether it was there."""
+        requests = (request(Request.DELETE_KEY, _key(key)) for key in keys)
+        return [number > 0 for number in self._asked(requests, self._number)]
+
+    def _asked(self, requests: Iterable[bytes], answer: Callable[[], T]) -> list[T]:
+        """Send some requests at a time, and read their answers."""
+        rest, answers = iter(requests), []
+        while some := list(itertools.islice(rest, AT_ONCE)):
+            self._call(b"".join(some))
+            answers += [answer() for _ in some]
+        return answers
 
     def num_keys(self) -> int:
         self._call(request(Request.GETNUMKEYS))
@@ -234,16 +256,17 @@ class StoreClient:
                     self._check_deadline()
 
     def _take(self, size: int) -> bytes:
-        taken = self._some(size) if size else b""
+        taken = self._unread
         while len(taken) < size:
-            taken += self._some(size - len(taken))
-        return taken
+            taken += self._some()
+        self._unread = taken[size:]
+        return taken[:size]
 
-    def _some(self, size: int) -> bytes:
+    def _some(self) -> bytes:
         with self._failing():
             while True:
                 try:
-                    data = self._sock.recv(size)
+                    data = self._sock.recv(READ_BYTES)
                 except TimeoutError:  # noqa: PERF203 - nothing came within STEP_SECONDS
                     self._check_deadline()
                 else:

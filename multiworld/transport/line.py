@@ -34,9 +34,9 @@ class Line:
         self._hub: Reactor | None = None
         self._ready: Callable[[], object] | None = None
 
-    def begin_at(self, ours: bytes, theirs: bytes) -> None:
-        """Begin a generation with these marks."""
-        self._ours, self._theirs, self._old, self._rest = ours, theirs, b"", b""
+    def begin_at(self, mark: bytes) -> None:
+        """Begin the generation with this mark, on both sides."""
+        self._ours, self._theirs, self._old, self._rest = mark, mark, b"", b""
 
     def send(self, data: bytes) -> None:
         """Send ``data``, as much as is taken at once; raises ``OSError``. For one thread at a time."""

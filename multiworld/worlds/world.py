@@ -276,12 +276,12 @@ class World(Group):
         table.check_usable(self.name)
 
         def steps(job: JoinJob[None]) -> Steps[None]:
-            before, kind = member.departures, self._next_meeting(change)
+            before = member.departures
             if member.session.failure is None:
                 member.session.leave(returns=True)
             kept = member.session.kept()
             try:
-                kind, operation = partial(kind, kept=kept), change.operation if change else "rejoin"
+                kind, operation = partial(self._next_meeting(change), kept=kept), change.operation if change else "rejoin"
                 session = yield from self._meet_again(job, config, loop, kind, operation)
             finally:
                 kept.close()
@@ -324,7 +324,7 @@ class World(Group):
     def _take_up_groups(self, *, packed: bool) -> None:
         """Let those that are still held work again in the new generation; where ranks were ``packed``, with the members
         that are left."""
-        if packed:
+        if packed and self._groups:
             new = {member.old_rank: member.rank for member in self.members}
             for group in self._groups:
                 group.ranks = tuple(new[rank] for rank in group.ranks if rank in new)

@@ -623,7 +623,7 @@ PyObject* end(PyObject* self, PyObject* orderly) {
   return none();
 }
 
-// shut(kept): {peer: descriptor} of those that are kept.
+// shut(kept): {peer: descriptor} of those that are held.
 PyObject* shut(PyObject* self, PyObject* kept) {
   Engine* engine = engine_of(self);
   std::vector<int> peers;
@@ -653,16 +653,25 @@ PyObject* bye(PyObject* self, PyObject* gives_up) {
   return unlocked([&] { return engine->bye(is), 0; }), none();
 }
 
-// begin_at(peer, ours, theirs): the marks of a connection that was in use before.
+// part_with(peer, close): close a connection that is held, or leave it to the caller.
+PyObject* part_with(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  Engine* engine = engine_of(self);
+  if (!engine || !count_is(count, 2)) return nullptr;
+  int peer = int(PyLong_AsLong(args[0])), is = PyObject_IsTrue(args[1]);
+  if (PyErr_Occurred()) return nullptr;
+  engine->part_with(peer, is);
+  return none();
+}
+
+// begin_at(peer, mark): the mark of a connection that was in use before.
 PyObject* begin_at(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   Engine* engine = engine_of(self);
-  if (!engine || !count_is(count, 3)) return nullptr;
+  if (!engine || !count_is(count, 2)) return nullptr;
   int peer = int(PyLong_AsLong(args[0]));
-  char *ours, *theirs;
-  Py_ssize_t our_size, their_size;
-  if (PyErr_Occurred() || PyBytes_AsStringAndSize(args[1], &ours, &our_size) < 0) return nullptr;
-  if (PyBytes_AsStringAndSize(args[2], &theirs, &their_size) < 0) return nullptr;
-  engine->begin_at(peer, {ours, size_t(our_size)}, {theirs, size_t(their_size)});
+  char* mark;
+  Py_ssize_t size;
+  if (PyErr_Occurred() || PyBytes_AsStringAndSize(args[1], &mark, &size) < 0) return nullptr;
+  engine->begin_at(peer, {mark, size_t(size)});
   return none();
 }
 
@@ -784,6 +793,7 @@ void engine_free(PyObject* self) {
 
 PyMethodDef engine_methods[] = {
     FAST("begin_at", begin_at),
+    FAST("part_with", part_with),
     FAST("exchange", exchange),
     FAST("begin", begin),
     PLAIN("go_on", go_on, METH_O),

@@ -55,10 +55,7 @@ void Lane::abandon() {
   fd = -1;
 }
 
-void Lane::begin_at(const std::string& ours, const std::string& theirs) {
-  our_mark_ = ours;
-  mark_ = theirs;
-}
+void Lane::begin_at(const std::string& mark) { our_mark_ = mark_ = mark; }
 
 // Before the first frame: what is written from here on is of this lane.
 void Lane::say_mark() {

@@ -34,9 +34,8 @@ class Lane {
   ~Lane();
   Lane(const Lane&) = delete;
 
-  // Go on with the connection of an earlier lane: what comes is dropped up to the mark `theirs`, and `ours` goes out before our
-  // first frame.
-  void begin_at(const std::string& ours, const std::string& theirs);
+  // Go on with the connection of an earlier lane: what comes is dropped up to the mark, which goes out before our first frame.
+  void begin_at(const std::string& mark);
 
   void put(const Header& header, Span first, Span second, SendOperation* send);
   void flush();
@@ -60,7 +59,7 @@ class Lane {
   // Whether the connection was there when it was cut.
   bool whole() const { return whole_; }
 
-  // Close our descriptor, in a forked child; nothing else is touched.
+  // Close our descriptor, in a forked child as well; nothing else is touched.
   void abandon();
 
   bool backlog() const { return !backlog_.empty() || !said_.empty(); }

@@ -156,9 +156,9 @@ void Engine::after_fork_in_child() {
   all_mutex.unlock();
 }
 
-void Engine::begin_at(int peer, const std::string& ours, const std::string& theirs) {
+void Engine::begin_at(int peer, const std::string& mark) {
   Locked lock(*this);
-  lanes_.at(peer).begin_at(ours, theirs);
+  lanes_.at(peer).begin_at(mark);
 }
 
 // ---- starts
@@ -890,12 +890,18 @@ std::map<int, int> Engine::shut(const std::vector<int>& kept) {
   std::map<int, int> found;
   for (auto& [peer, lane] : lanes_) {
     if (lane.whole() && std::find(kept.begin(), kept.end(), peer) != kept.end()) {
-      found[peer] = std::exchange(lane.fd, -1);
+      found[peer] = lane.fd;
     } else {
       shutdown(lane.fd, SHUT_RDWR);
     }
   }
   return found;
+}
+
+void Engine::part_with(int peer, bool close) {
+  Locked lock(*this);
+  Lane& lane = lanes_.at(peer);
+  close ? lane.abandon() : void(lane.fd = -1);
 }
 
 bool Engine::depart(int peer, bool gives_up) {

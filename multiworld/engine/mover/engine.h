@@ -75,7 +75,7 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Wire, 
   ~Engine();
 
   // Before anything else: the connection to a peer was in use before, see `Lane::begin_at`.
-  void begin_at(int peer, const std::string& ours, const std::string& theirs);
+  void begin_at(int peer, const std::string& mark);
 
   // Each returns a number for the calls below.
   uint64_t start(const Message& message);
@@ -159,9 +159,11 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Wire, 
   void bye(bool gives_up);
   // Break the world: nothing is read or written any more, all operations end. Orderly: what was sent still goes out.
   void end(bool orderly);
-  // After an end: close the connections for the peers, except for those of `kept`: these are the caller's now, as far as they
-  // were there at the end. What the peer has sent on them may be cut anywhere.
+  // After an end: close the connections for the peers, except for those of `kept`, as far as they were there at the end: these
+  // are held until `part_with`. What the peer has sent on them may be cut anywhere.
   std::map<int, int> shut(const std::vector<int>& kept);
+  // Close a connection that is held, or leave it to the caller.
+  void part_with(int peer, bool close);
   // After an orderly end: write, say that nothing follows, and tell whether the peers' machines have all of it.
   bool linger();
   bool depart(int peer, bool gives_up);

@@ -24,6 +24,12 @@ SECRET = b"correct horse battery staple"
 class MoreOfAClient(StoreClient):
     """A client with what torch's clients ask a store for, and a ledger does not."""
 
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        return self.compare_sets([(key, expected, desired)])[0]
+
+    def delete_key(self, key: str) -> bool:
+        return self.delete_keys([key])[0]
+
     def set(self, key: str, value: str) -> None:
         """Write a value; returns before the store has it, later calls come after it."""
         self._call(request(Request.SET, _key(key), sized(value.encode())))

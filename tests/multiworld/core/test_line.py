@@ -12,7 +12,7 @@ import pytest
 from multiworld.process.hub import Hub
 from multiworld.transport.line import Line
 
-OURS, THEIRS = b"o" * 32, bytes(range(32))
+MARK = bytes(range(32))
 SECONDS = 5.0
 
 
@@ -25,11 +25,11 @@ def ends() -> Iterator[tuple[Line, socket.socket]]:
 
 
 @pytest.mark.parametrize("piece", [1, 7, 31, 32, 33, 4096])
-@pytest.mark.parametrize("before", [b"", b"old\n", THEIRS[:-1], b"cut" + THEIRS[:5]], ids=["", "line", "most", "cut"])
+@pytest.mark.parametrize("before", [b"", b"old\n", MARK[:-1], b"cut" + MARK[:5]], ids=["", "line", "most", "cut"])
 def test_what_comes_before_the_mark_is_dropped(ends: tuple[Line, socket.socket], before: bytes, piece: int) -> None:
     line, peer = ends
-    line.begin_at(OURS, THEIRS)
-    said, heard = before + THEIRS + b"new\nlines\n", b""
+    line.begin_at(MARK)
+    said, heard = before + MARK + b"new\nlines\n", b""
     for at in range(0, len(said), piece):
         peer.sendall(said[at : at + piece])
         with contextlib.suppress(BlockingIOError):
@@ -44,17 +44,17 @@ def test_what_comes_before_the_mark_is_dropped(ends: tuple[Line, socket.socket],
 
 def test_the_mark_goes_out_once_and_not_before_there_is_something_to_say(ends: tuple[Line, socket.socket]) -> None:
     line, peer = ends
-    line.begin_at(OURS, THEIRS)
+    line.begin_at(MARK)
     assert not select.select([peer], [], [], 0)[0]
     line.send(b"first\n")
     line.send(b"second\n")
-    expected = OURS + b"first\nsecond\n"
+    expected = MARK + b"first\nsecond\n"
     assert peer.recv(len(expected), socket.MSG_WAITALL) == expected
 
 
 def test_a_mark_that_does_not_go_out_whole_goes_out_again(ends: tuple[Line, socket.socket]) -> None:
     line, peer = ends
-    line.begin_at(OURS, THEIRS)
+    line.begin_at(MARK)
     with contextlib.suppress(BlockingIOError):
         while True:  # until nothing more is taken
             line.sock.send(b"x" * 4096)
@@ -63,7 +63,7 @@ def test_a_mark_that_does_not_go_out_whole_goes_out_again(ends: tuple[Line, sock
     while select.select([peer], [], [], 0)[0]:
         peer.recv(1 << 16)
     line.send(b"said\n")
-    assert peer.recv(37, socket.MSG_WAITALL) == OURS + b"said\n"
+    assert peer.recv(37, socket.MSG_WAITALL) == MARK + b"said\n"
 
 
 def test_what_came_while_nobody_listened_is_heard_in_the_next_generation(ends: tuple[Line, socket.socket]) -> None:
@@ -72,8 +72,8 @@ def test_what_came_while_nobody_listened_is_heard_in_the_next_generation(ends: t
     try:
         hub.call_and_wait(lambda: line.watch(hub, lambda: None))
         line.rest()
-        line.begin_at(OURS, THEIRS)
-        peer.sendall(b"old\n" + THEIRS + b"Rnew")
+        line.begin_at(MARK)
+        peer.sendall(b"old\n" + MARK + b"Rnew")
         hub.call_and_wait(lambda: None)
         assert line.recv(1) == b"R"  # as who joins does
         hub.call_and_wait(lambda: line.watch(hub, lambda: heard.append(line.recv(64))))

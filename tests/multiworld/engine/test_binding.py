@@ -792,38 +792,42 @@ def test_a_thread_that_waits_when_the_interpreter_ends_does_not_abort_the_proces
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-OURS, THEIRS = b"o" * 32, bytes(range(32))
+MARK = bytes(range(32))
 
 
 @pytest.mark.parametrize("piece", [1, 7, 31, 32, 33, 4096])
 @pytest.mark.parametrize(
     "before",
-    [b"", frame(Kind.BYE), THEIRS[:-1], frame(Kind.DATA, nbytes=1 << 19) + bytes(40_000)],
+    [b"", frame(Kind.BYE), MARK[:-1], frame(Kind.DATA, nbytes=1 << 19) + bytes(40_000)],
     ids=["nothing", "frame", "half a mark", "half a message"],
 )
 def test_what_comes_before_the_mark_is_dropped(bare: Two, before: bytes, piece: int) -> None:
     """Nothing of what was under way on a connection reaches the next engine, wherever it was cut."""
-    bare.a.begin_at(1, OURS, THEIRS)
+    bare.a.begin_at(1, MARK)
     assert bare.peer is not None
     bare.peer.settimeout(SECONDS)
-    said = before + THEIRS + frame(Kind.VALUE, flags=4, key=9, nbytes=9) + b"name" + b"value"
+    said = before + MARK + frame(Kind.VALUE, flags=4, key=9, nbytes=9) + b"name" + b"value"
     for at in range(0, len(said), piece):
         bare.peer.sendall(said[at : at + piece])
         bare.a.drain(1)
     assert events_of(bare.a) == [(VALUE, 1, 4, 9, b"namevalue")]
     assert not select.select([bare.peer], [], [], 0)[0]  # ours goes out with our first frame
     bare.a.bye(False)
-    assert bare.peer.recv(len(OURS + frame(Kind.BYE)), socket.MSG_WAITALL) == OURS + frame(Kind.BYE)
+    assert bare.peer.recv(len(MARK + frame(Kind.BYE)), socket.MSG_WAITALL) == MARK + frame(Kind.BYE)
 
 
-@pytest.mark.parametrize("kept", [(), (1,)])
-def test_a_connection_is_kept_for_whoever_wants_it(bare: Two, kept: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("kept", "closes"), [((), False), ((1,), False), ((1,), True)])
+def test_a_connection_is_kept_for_whoever_wants_it(bare: Two, kept: tuple[int, ...], closes: bool) -> None:
     bare.a.end(False)
     found = bare.a.shut(kept)
     assert found == dict.fromkeys(kept, bare.lane)
     assert bare.peer is not None
     bare.peer.settimeout(0.0)
-    if not kept:
+    if kept:
+        with pytest.raises(BlockingIOError):
+            bare.peer.recv(1)
+        bare.a.part_with(1, closes)
+    if closes or not kept:
         assert bare.peer.recv(1) == b""
         return
     with socket.socket(fileno=found[1]) as ours:

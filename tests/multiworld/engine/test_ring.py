@@ -25,9 +25,8 @@ from engine.test_binding import (
     DONE,
     LANE_ENDED,
     LOST,
-    OURS,
+    MARK,
     SECONDS,
-    THEIRS,
     Two,
     events_of,
     frame,
@@ -144,10 +143,10 @@ def exchange(two: Two, count: int) -> None:
 
 def test_the_answer_to_an_offer_comes_after_the_mark(peer: Peer) -> None:
     """It may be the first that an engine says on a connection that goes on; what comes before the mark is dropped."""
-    peer.engine.begin_at(1, OURS, THEIRS)
+    peer.engine.begin_at(1, MARK)
     _, descriptor = made_ring()
-    peer.says(THEIRS, frame(RING, nbytes=RING_BYTES), descriptors=(descriptor,))
-    assert peer.payload(len(OURS)) == OURS
+    peer.says(MARK, frame(RING, nbytes=RING_BYTES), descriptors=(descriptor,))
+    assert peer.payload(len(MARK)) == MARK
     assert peer.hears()[::2][:2] == (RING_IS, 1)
 
 
