@@ -213,14 +213,8 @@ class Monitor:
         self._hub.call(self._drop_unwatched)
 
     def unconnected(self, claims: Iterable[Place]) -> list[Place]:
-        """Those whose process no connection leads to yet. From any thread but the hub's."""
-        found = list(claims)
-
-        def look() -> None:
-            found[:] = [claim for claim in found if not self._connected(claim)]
-
-        self._hub.call_and_wait(look)
-        return list(found)  # should the hub look too late
+        """Those whose process no connection leads to yet, as far as is seen now. From any thread."""
+        return [claim for claim in claims if not self._connected(claim)]
 
     def _connected(self, claim: PeerPlace) -> bool:
         process = self._processes.get((claim.process, claim.address))

@@ -58,6 +58,7 @@ _FIELDS = {name: type(empty) for name, empty in asdict(Claim("", "", 0, "", 0, 0
 Rank = TypeVar("Rank", int, str)
 
 
+_KINDS = [*_FIELDS.values()]
 #: the size of a generation whose members its roster names
 BY_ROSTER: Final = 0
 #: what the names of all worlds of a store are under; no world's keys begin with it
@@ -77,7 +78,7 @@ def _claims(value: str) -> list[Claim]:
 def _ours() -> Iterator[None]:
     try:
         yield
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         raise RendezvousError(
             what="the store holds a claim that multiworld did not write",
             cause="another program writes to this store under the same keys",
@@ -87,8 +88,10 @@ def _ours() -> Iterator[None]:
 
 def _claim(fields: dict[str, Any]) -> Claim:
     """Other versions have other fields: a missing one is empty, a new one is left out."""
-    fields = {"protocol": 1, **fields}
-    values: list[Any] = [value if type(value := fields.get(name)) is kind else kind() for name, kind in _FIELDS.items()]
+    values = [*map(fields.get, _FIELDS)]
+    if [*map(type, values)] != _KINDS:
+        fields = {"protocol": 1, **fields}
+        values = [value if type(value := fields.get(name)) is kind else kind() for name, kind in _FIELDS.items()]
     return Claim(*values)
 
 

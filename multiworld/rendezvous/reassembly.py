@@ -68,10 +68,11 @@ class Reassembly(Rendezvous):
 
     def _gather(self, generation: int, incarnation: str) -> Steps[dict[int, Claim]]:
         ours, pause = self._claim(generation, self._config.identity, incarnation), self._first_pause
+        yield Pause(pause)  # mostly others have yet to claim
         while (roster := self._look(generation)) is None:
             self._say_who_is_missing(generation)
-            yield Pause(pause)
             pause = min(pause * 1.5, LONGEST_PAUSE)
+            yield Pause(pause)
         self._agreement.check(roster, generation)
         self._next_look = time.monotonic() + PROBE_SECONDS
         if ours not in roster:  # given up, or with a claim of ours that is not valid any more

@@ -43,9 +43,7 @@ ROLES = (Role.LANE, Role.CONTROL)
 READY = b"R"
 #: how often to dial when the peer hangs up without an answer: a flood of others may have pushed us out
 DIAL_TRIES = 3
-#: seconds between two looks at whether a peer is ready
-FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05
-#: the same for connections, whose arrival wakes us
+#: seconds between two looks at what has come, which wakes us
 ARRIVAL_PAUSE = 0.05
 #: how long a claimant may take to answer until it counts as gone
 ALIVE_SECONDS = 1.0
@@ -210,6 +208,15 @@ class HandshakeAcceptor:
         with contextlib.suppress(queue.Empty):
             while True:
                 self.arrived.get_nowait()[2].close()
+
+    def await_word(self, line: Line) -> None:
+        """Call ``on_arrival`` once something has come on ``line``."""
+
+        def arrived() -> None:
+            line.rest()
+            self._on_arrival()
+
+        self.endpoint.watch(line, arrived)
 
     def complaint(self) -> GreetingError | None:
         """Why a peer that dialled us was refused, if it may be a member with other settings."""
@@ -376,7 +383,7 @@ def wire(
             dialler.dial_both(wires, peer, left)
         yield from _await_others(wires, dialler, acceptor, left, cancelled)
         _dial_pulses(wires, dialler, left, unconnected)
-        yield from _all_ready(wires, dialler.rank, left, cancelled, over)
+        yield from _all_ready(wires, dialler.rank, acceptor, left, cancelled, over)
     except BaseException:
         wires.close()
         raise
@@ -398,7 +405,7 @@ def _await_others(
     wires: Wires, dialler: PeerDialler, acceptor: HandshakeAcceptor, left: Left, cancelled: Callable[[], bool]
 ) -> Steps[None]:
     """Wait for those who dial us."""
-    since, pause = time.monotonic(), FIRST_PAUSE
+    since = time.monotonic()
     missing = {peer for peer in dialler.claims if peer != dialler.rank and not wires.lead_to(peer)}
     while True:
         with contextlib.suppress(queue.Empty):
@@ -411,13 +418,17 @@ def _await_others(
             break
         if cancelled() or left(since) < 0:
             raise WiringFailed(min(missing), "did not connect in time")
-        yield Pause(pause, urgent=True)
-        pause = min(pause * 1.5, ARRIVAL_PAUSE)
+        yield Pause(ARRIVAL_PAUSE, urgent=True)
     acceptor.complete()
 
 
 def _all_ready(
-    wires: Wires, place: int, left: Left, cancelled: Callable[[], bool], over: Callable[[], bool]
+    wires: Wires,
+    place: int,
+    acceptor: HandshakeAcceptor,
+    left: Left,
+    cancelled: Callable[[], bool],
+    over: Callable[[], bool],
 ) -> Steps[None]:
     """Wait until all members are ready: the lowest one hears it from each, and then tells them."""
     lowest = min(wires.controls, default=place)
@@ -425,7 +436,7 @@ def _all_ready(
     _say(wires, hosts)
     for peer in hosts or wires.controls:
         with _blaming(peer):
-            yield from _ready(wires.controls[peer], left, cancelled)
+            yield from _ready(wires.controls[peer], acceptor, left, cancelled)
     if not hosts and over():
         raise WiringFailed(place, "the others have gone on")
     _say(wires, [] if hosts else wires.controls)
@@ -438,14 +449,16 @@ def _say(wires: Wires, peers: Iterable[int]) -> None:
             wires.controls[peer].send(READY)
 
 
-def _ready(control: Line, left: Left, cancelled: Callable[[], bool]) -> Steps[None]:
+def _ready(
+    control: Line, acceptor: HandshakeAcceptor, left: Left, cancelled: Callable[[], bool]
+) -> Steps[None]:
     """Wait until the peer says that it is ready too."""
-    since, pause = time.monotonic(), FIRST_PAUSE
+    since = time.monotonic()
     while not (said := _said(control)):
         if cancelled() or left(since) < 0:
             raise TimeoutError("timed out")
-        yield Pause(pause, urgent=True)
-        pause = min(pause * 1.5, LONGEST_PAUSE)
+        acceptor.await_word(control)
+        yield Pause(ARRIVAL_PAUSE, urgent=True)
     if said != READY:
         raise ConnectionResetError("went away while joining")
 

@@ -150,7 +150,6 @@ class StoreClient:
         try:
             if greets:
                 client._greet(mode.secret)
-            client._call(HELLO)
             client._check_answer(lasting=mode.secret is None)
         except BaseException:
             client.close()
@@ -173,7 +172,7 @@ class StoreClient:
 
         The first byte does not tell them apart: a number that ends in 123 of 256 begins as a refusal does.
         """
-        self._call(request(Request.GETNUMKEYS))
+        self._call(HELLO + request(Request.GETNUMKEYS))
         answer = self._take(NUMBER.size)
         if 0 <= NUMBER.unpack(answer)[0] < MAX_KEYS:
             return

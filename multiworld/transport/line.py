@@ -67,7 +67,7 @@ class Line:
     def watch(self, hub: Reactor, ready: Callable[[], object]) -> None:
         """Call ``ready`` when something has come. In the hub's thread."""
         self._ready = ready
-        if self._hub is None:
+        if self._hub is None and self.sock.fileno() >= 0:  # else it was closed before the hub came to this
             self._hub = hub
             hub.watch(self.sock, selectors.EVENT_READ, self._look)
         if self._rest:
