@@ -109,8 +109,7 @@ class Ledger:
     """The keys of one world in one store. For one thread, with a client of its own."""
 
     def __init__(self, store: Any, world: str) -> None:
-        self._keys, self._world = keys_of(store, f"multiworld/{world}"), world
-        self._names = keys_of(store, _NAMES)
+        self._store, self._keys, self._world = store, keys_of(store, f"multiworld/{world}"), world
 
     def generation(self) -> int:
         """The newest generation; 0 before the first."""
@@ -203,10 +202,11 @@ class Ledger:
         """Write the world's name where ``names_of`` finds it, unless that was done."""
         if self._keys.read("enrolled") is not None:
             return
-        place = begin = self._names.number("count")  # most likely the first that is free
-        while self._names.put_first(str(place), self._world) != self._world:
+        names = keys_of(self._store, _NAMES)
+        place = begin = names.number("count")  # most likely the first that is free
+        while names.put_first(str(place), self._world) != self._world:
             place += 1
-        self._names.raise_from("count", begin, place + 1)
+        names.raise_from("count", begin, place + 1)
         self._keys.put_first("enrolled", "yes")
 
     def forget(self, generation: int, ranks: Iterable[int | str], whole: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import select
 import threading
 from collections.abc import Collection, Iterable
 from functools import partial
@@ -97,11 +96,10 @@ class Control:
 
     def look(self) -> None:
         """Take in what the peers have said so far. In the hub's thread."""
-        poll, peers = select.poll(), {line.sock.fileno(): peer for peer, line in self._lines.items()}
-        for number in peers:
-            poll.register(number, select.POLLIN)
-        for number, _ in poll.poll(0):
-            self._read(peers[number])
+        peers = {line.sock: peer for peer, line in self._lines.items()}
+        for sock in self._session.hub.ready():
+            if sock in peers:
+                self._read(peers[sock])
 
     def tcp_info(self, peer: int) -> TcpInfo | None:
         """Ask the kernel about the connection to ``peer``; None if it is closed, or the kernel does not say."""

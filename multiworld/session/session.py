@@ -341,7 +341,10 @@ class Session:
         else:
             self._part(error)
         self._abort_slots()
-        start_or_run(f"mw-free-{self.name}", self._linger if orderly else self._free)
+        if orderly or self.slots:  # which may take time
+            start_or_run(f"mw-free-{self.name}", self._linger if orderly else self._free)
+        else:
+            self.hub.call(self._free)
 
     def _device_lost(self, failure: DeviceFailed) -> None:
         """CUDA refuses every call of this process on the world's device. From any thread."""

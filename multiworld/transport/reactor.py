@@ -18,6 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +109,10 @@ class Reactor:
             self._selector.register(sock, events, ready)
         except KeyError:
             self._selector.modify(sock, events, ready)
+
+    def ready(self) -> list[Any]:
+        """Return what is watched and has events now. In the hub's thread only."""
+        return [key.fileobj for key, _ in self._selector.select(0)]
 
     def unwatch(self, sock: socket.socket | int) -> None:
         """Forget ``sock``. In the hub's thread only."""

@@ -10,7 +10,7 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -117,13 +117,12 @@ def _without_a_name(claim: Claim) -> Claim:
 def test_a_member_that_is_elsewhere_or_only_looks_local_is_reached_by_tcp(
     store: str, monkeypatch: pytest.MonkeyPatch, seen: Callable[[Claim], Claim]
 ) -> None:
-    claimed = ledger.Ledger.claimed
+    claims = ledger.Ledger.claims
 
-    def read(self: ledger.Ledger, generation: int, rank: int) -> Claim | None:
-        claim = claimed(self, generation, rank)
-        return None if claim is None else seen(claim)
+    def read(self: ledger.Ledger, generation: int, ranks: Iterable[int]) -> dict[int, Claim]:
+        return {rank: seen(claim) for rank, claim in claims(self, generation, ranks).items()}
 
-    monkeypatch.setattr(ledger.Ledger, "claimed", read)
+    monkeypatch.setattr(ledger.Ledger, "claims", read)
     started = time.monotonic()
     with members(store, 2) as (worlds, pool):
         assert time.monotonic() - started < 5.0  # nobody waited for a time-out
