@@ -88,7 +88,7 @@ def _ours() -> Iterator[None]:
 
 def _claim(fields: dict[str, Any]) -> Claim:
     """Other versions have other fields: a missing one is empty, a new one is left out."""
-    values = [*map(fields.get, _FIELDS)]
+    values: list[Any] = [*map(fields.get, _FIELDS)]
     if [*map(type, values)] != _KINDS:
         fields = {"protocol": 1, **fields}
         values = [value if type(value := fields.get(name)) is kind else kind() for name, kind in _FIELDS.items()]
@@ -140,7 +140,8 @@ class Ledger:
         return roster[rank] if rank < len(roster) else None
 
     def opened(self, generation: int, after: int) -> tuple[list[Claim], list[Claim] | None, int | None]:
-        """What is there of a generation at first: its roster, the newcomers that were invited in ``after``, the size."""
+        """The roster of a generation, the newcomers that were invited in ``after``, and the size, as far as they are
+        there."""
         names = f"{generation}/roster", f"{after}/guests", f"{generation}/size"
         roster, guests, size = self._keys.exchange(dict.fromkeys(names, READ))
         invited = None if guests is None else _claims(guests)

@@ -131,7 +131,7 @@ class PeerDialler:
 @dataclass(frozen=True, slots=True)
 class Wires:
     """The connections, by place. ``pulses`` lead to the peers that we ping and that no other world of ours pings;
-    ``dial_pulse`` makes another of these within some seconds. Lanes with ``marks`` were in use before, see ``renewal``."""
+    ``dial_pulse`` makes another of these within some seconds. Lanes with ``marks`` were in use before."""
 
     lanes: dict[int, socket.socket | HeldLane]
     controls: dict[int, Line]
@@ -449,9 +449,7 @@ def _say(wires: Wires, peers: Iterable[int]) -> None:
             wires.controls[peer].send(READY)
 
 
-def _ready(
-    control: Line, acceptor: HandshakeAcceptor, left: Left, cancelled: Callable[[], bool]
-) -> Steps[None]:
+def _ready(control: Line, acceptor: HandshakeAcceptor, left: Left, cancelled: Callable[[], bool]) -> Steps[None]:
     """Wait until the peer says that it is ready too."""
     since = time.monotonic()
     while not (said := _said(control)):

@@ -46,7 +46,8 @@ class CasKeys(_Keys):
     def exchange(self, wanted: Mapping[str, Wanted]) -> list[str | None]:
         """Do what is wanted with each key, in this order and in one round trip where the store allows it; the values
         that they have now, None for those that were not written."""
-        values = self._swap((name, "", value) if value else (name, _NEVER, _NEVER) for name, value in wanted.items())
+        asked = wanted.items()
+        values = self._swap((name, "", to) if isinstance(to, str) else (name, _NEVER, _NEVER) for name, to in asked)
         return [None if value == _NEVER else value for value in values]
 
     def read(self, name: str) -> str | None:
@@ -93,14 +94,12 @@ class CounterKeys(_Keys):
     """
 
     def exchange(self, wanted: Mapping[str, Wanted]) -> list[str | None]:
-        return [
-            self.read(name)
-            if value is READ
-            else self.put_first(name, value)
-            if isinstance(value, str)
-            else str(self.number(name))
-            for name, value in wanted.items()
-        ]
+        return [self._one(name, value) for name, value in wanted.items()]
+
+    def _one(self, name: str, wanted: Wanted) -> str | None:
+        if wanted is READ:
+            return self.read(name)
+        return self.put_first(name, wanted) if isinstance(wanted, str) else str(self.number(name))
 
     def read(self, name: str) -> str | None:
         if not self._add(f"{name}/there", 0):

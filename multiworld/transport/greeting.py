@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
-PROTOCOL: Final = 5
+PROTOCOL: Final = 6
 #: of one line, its end included
 MAX_GREETING_BYTES: Final = 4096
 #: what a ``why`` from the other side is cut to

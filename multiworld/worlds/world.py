@@ -281,7 +281,8 @@ class World(Group):
                 member.session.leave(returns=True)
             kept = member.session.kept()
             try:
-                kind, operation = partial(self._next_meeting(change), kept=kept), change.operation if change else "rejoin"
+                kind = partial(self._next_meeting(change), kept=kept)
+                operation = change.operation if change else "rejoin"
                 session = yield from self._meet_again(job, config, loop, kind, operation)
             finally:
                 kept.close()
