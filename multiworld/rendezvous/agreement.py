@@ -57,6 +57,8 @@ class Agreement:
         #: when it was first seen that a member is still, by identity
         self._still: dict[str, float] = {}
         self._probes = 0
+        #: whether the roster is for us to close, as far as we know
+        self.leads = False
         self._gone = set(roll.gone) - {identity}
         #: claims by generation and identity
         self._came: dict[int, dict[str, Claim]] = {}
@@ -104,7 +106,8 @@ class Agreement:
         if roster is not None:
             return roster, newest
         present = [claim for claim in candidates if claim.identity not in self._gone]
-        if present[0].identity != self._identity:
+        self.leads = present[0].identity == self._identity
+        if not self.leads:
             self._probe(present[:1])
             return None, newest
         came = self._came.setdefault(generation, {})

@@ -35,6 +35,8 @@ from multiworld.transport.greeting import GreetingError, Hello, Role
 MAX_LINE = 1 << 16
 #: how many members are looked at together, while all connect
 AT_ONCE = 2
+#: between two looks of the member that all wait for
+LEADER_PAUSE = 0.02
 _TORCH = torch.__version__
 
 
@@ -71,8 +73,9 @@ class Reassembly(Rendezvous):
         yield Pause(pause)  # mostly others have yet to claim
         while (roster := self._look(generation)) is None:
             self._say_who_is_missing(generation)
-            pause = min(pause * 1.5, LONGEST_PAUSE)
-            yield Pause(pause)
+            leads = self._agreement.leads
+            pause = min(pause * 1.5, LEADER_PAUSE if leads else LONGEST_PAUSE)
+            yield Pause(pause, urgent=leads)
         self._agreement.check(roster, generation)
         self._next_look = time.monotonic() + PROBE_SECONDS
         if ours not in roster:  # given up, or with a claim of ours that is not valid any more

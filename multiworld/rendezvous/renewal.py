@@ -9,7 +9,6 @@ more. The mark is told to whoever was greeted before, with the same secret.
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -68,17 +67,18 @@ class Kept:
 
     def among(self, claims: Mapping[int, Claim]) -> dict[int, Pair]:
         """Hand over those that have been kept on both sides, by place, and close the others."""
-        found = {place: self.pairs.pop(rank) for place, claim in claims.items() for rank in self._shared_with(claim)}
+        ranks = {place: self._rank_of(claim) for place, claim in claims.items()}
+        found = {place: self.pairs.pop(rank) for place, rank in ranks.items() if rank in self.pairs}
         self.close()
         return found
 
-    def _shared_with(self, claim: Claim) -> list[int]:
-        """The rank of the member with this claim, if it has kept its connections to us."""
-        with contextlib.suppress(ValueError):
+    def _rank_of(self, claim: Claim) -> int:
+        """The last rank of the member with this claim, if it has kept its connections to us; else -1."""
+        try:
             last, rank, kept = claim.kept.split()
-            if last == self.last and int(kept, 16) >> self.rank & 1 and int(rank) in self.pairs:
-                return [int(rank)]
-        return []
+            return int(rank) if last == self.last and int(kept, 16) >> self.rank & 1 else -1
+        except ValueError:
+            return -1
 
     def close(self) -> None:
         while self.pairs:

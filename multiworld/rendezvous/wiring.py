@@ -150,7 +150,8 @@ class Wires:
         ranks = {place: rank for rank, place in enumerate(places)}
         tables = *self._tables(), self.marks
         lanes, controls, pulses, marks = ({ranks[place]: one for place, one in table.items()} for table in tables)
-        return Wires(lanes, controls, pulses, lambda rank, timeout: self.dial_pulse(places[rank], timeout), marks)
+        dial = self.dial_pulse  # which outlives these
+        return Wires(lanes, controls, pulses, lambda rank, timeout: dial(places[rank], timeout), marks)
 
     def lead_to(self, peer: int) -> bool:
         return peer in self.lanes and peer in self.controls

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from multiworld.rendezvous.agreement import Agreement
 from multiworld.rendezvous.ledger import Claim
 from multiworld.rendezvous.renewal import Kept
 from multiworld.rendezvous.wiring import dial
+from multiworld.transport.descriptors import open_numbers
 from multiworld.transport.greeting import Hello, Role
 
 SOON = 60.0
@@ -105,6 +107,21 @@ def test_members_keep_their_connections(store: str, monkeypatch: pytest.MonkeyPa
         assert {world.generation for world in worlds} == {2} or how == "one is too late"
         assert list(pool.map(_total, worlds)) == [4.0] * 4
         _exchange(worlds, pool)
+
+
+def _selectors() -> int:
+    """Count those of this process: each engine has one."""
+    links = (Path(f"/proc/self/fd/{number}") for number in open_numbers())
+    return sum(link.is_symlink() and "eventpoll" in str(link.readlink()) for link in links)
+
+
+def test_an_engine_ends_with_its_generation(store: str) -> None:
+    with members(store, 3) as (worlds, pool):
+        before = _selectors()
+        worlds[1].abort("on purpose")
+        wait_until(lambda: all(world.failure for world in worlds), SOON, "it is not broken")
+        assert list(pool.map(lambda world: world.sync.shrink(timeout=SOON), worlds)) == worlds
+        wait_until(lambda: _selectors() == before, SOON, "an engine is left")
 
 
 def _ending(session: Any, among: Any) -> Any:
