@@ -13,7 +13,7 @@ import pytest
 import torch.distributed as dist
 
 from multiworld.store import agreed_keys
-from multiworld.store.agreed_keys import AgreedKeys, CasKeys, CounterKeys
+from multiworld.store.agreed_keys import NUMBER, READ, AgreedKeys, CasKeys, CounterKeys
 
 Opened = Callable[[], Any]
 THREADS, TURNS = 6, 30
@@ -59,6 +59,19 @@ def test_the_first_to_write_wins(kind: type[Any], opened: Opened) -> None:
         assert held == {clients[-1].read(name)}
         clients[turn % THREADS].delete(name)
         assert clients[0].read(name) is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_exchanged_at_once(kind: type[Any], opened: Opened) -> None:
+    ours, theirs = kind(opened(), "test"), kind(opened(), "test")
+    theirs.put_first("theirs", "1")
+    assert ours.exchange({"number": NUMBER, "none": READ}) in (["0", None], [None, None])
+    ours.raise_from("number", 0, 3)
+    wanted = {"theirs": "2", "ours": "3", "number": NUMBER, "none": READ}
+    assert ours.exchange(wanted) == ["1", "3", "3", None]
+    assert theirs.exchange({"ours": READ, "theirs": READ}) == ["3", "1"]
+    ours.delete("ours", "theirs", "none")
+    assert theirs.exchange({"ours": READ, "theirs": READ}) == [None, None]
 
 
 @pytest.mark.parametrize("kind", KINDS)

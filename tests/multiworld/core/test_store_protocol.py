@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from multiworld.config import TcpStoreAddress
 from multiworld.lab.context import Context
-from multiworld.store.client import Cancelled, Deadline, GreetingMode, StoreFailed
+from multiworld.store.client import AT_ONCE, Cancelled, Deadline, GreetingMode, StoreFailed
 from multiworld.store.server import MAX_STRANGERS, STRANGER_SECONDS
 from multiworld.store.server_data import Limits, Refused, StoreData
 from multiworld.store.server_protocol import MAX_UNTAKEN_BYTES, ServerProtocol
@@ -70,6 +70,19 @@ def test_our_client_gets_the_same_answers_from_each_server(client: MoreOfAClient
     assert client.num_keys() == 3
     assert [client.delete_key("key"), client.delete_key("key")] == [True, False]
     assert client.num_keys() == 2
+
+
+def test_requests_that_go_out_together_are_answered_in_order(client: MoreOfAClient) -> None:
+    keys = [f"key-{number}" for number in range(3 * AT_ONCE + 1)]
+    values = [key * 50 for key in keys]
+    assert client.compare_sets((key, "", value) for key, value in zip(keys, values, strict=True)) == [
+        value.encode() for value in values
+    ]
+    assert client.compare_sets((key, "other", "none") for key in reversed(keys)) == [
+        value.encode() for value in reversed(values)
+    ]
+    assert client.delete_keys(["missing", *keys, keys[0]]) == [False, *[True] * len(keys), False]
+    assert client.num_keys() == 0
 
 
 def test_keys_are_those_of_torchs_clients(where: TcpStoreAddress, client: MoreOfAClient) -> None:
