@@ -35,22 +35,14 @@ class WorldManager:
     def __init__(self, enable_monitor: bool = True) -> None:
         _log_as_asked()
         self._worlds = MultiWorld(op_timeout=OP_TIMEOUT)
-        self._announced: dict[str, str] = {}
-        self._broken: set[str] = set()
-        self._communicator = WorldCommunicator(self)
+        #: by name, broken ones included
+        self.worlds: Mapping[str, World] = self._worlds.worlds
+        self.communicator = WorldCommunicator(self)
+        self._announced: set[str] = set()
         self._watchdog: WatchDog | None = None
         if enable_monitor:
             self._watchdog = WatchDog(queue.Queue(), asyncio.Queue())
             self._watchdog.watch(self._worlds, self._world_broke)
-
-    @property
-    def worlds(self) -> Mapping[str, World]:
-        """Worlds by name, broken ones included."""
-        return self._worlds.worlds
-
-    @property
-    def communicator(self) -> WorldCommunicator:
-        return self._communicator
 
     async def initialize_world(
         self,
@@ -82,27 +74,26 @@ class WorldManager:
             how = {"store": f"tcp://{addr}:{port}", "backend": backend, "device": device, "join_timeout": timeout}
             await self._worlds.join(world_name, rank, world_size, **how)
         except BaseException:
-            self._announced.pop(world_name, None)
+            self._announced.discard(world_name)
             raise
 
     def add_world(self, world_name: str, backend: str) -> None:
         """Announce a world that ``initialize_world`` will join; raises ``ValueError`` if it exists."""
-        world = self._worlds.worlds.get(world_name)
+        world = self.worlds.get(world_name)
         if world is not None and world.state is not WorldState.ACTIVE:
             world.member.leave(0.0)
         elif world is not None or world_name in self._announced:
             raise ValueError(f"World {world_name} already exists.")
-        self._broken.discard(world_name)
-        self._announced[world_name] = backend
-        self._communicator.add_world(world_name, backend)
+        self._announced.add(world_name)
+        self.communicator.add_world(world_name, backend)
 
     def remove_world(self, world_name: str) -> None:
         """Leave a world; raises ``ValueError`` if it does not exist."""
         if world_name not in self._announced:
             raise ValueError(f"World {world_name} does not exist.")
-        del self._announced[world_name]
-        self._communicator.remove_world(world_name)
-        world = self._worlds.worlds.get(world_name)
+        self._announced.remove(world_name)
+        self.communicator.remove_world(world_name)
+        world = self.worlds.get(world_name)
         if world is not None and world.state is WorldState.ACTIVE:
             world.member.leave()
 
@@ -114,13 +105,9 @@ class WorldManager:
         self._announced.clear()
         sys.stdout.flush()
 
-    def find(self, world_name: str) -> World | None:
-        """The world of that name, broken ones included; None if it was removed or never was."""
-        return self._worlds.worlds.get(world_name)
-
     def _world_broke(self, world_name: str) -> None:
         """Its name is free for ``initialize_world`` again; operations go on raising the first cause."""
-        world = self.find(world_name)
+        world = self.worlds.get(world_name)
         if world is None or world.state is not WorldState.BROKEN:
             return  # the program was faster: it has removed this world, or made it again
         with contextlib.suppress(ValueError):

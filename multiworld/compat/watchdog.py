@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import queue
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from multiworld.events import Event, WorldBroken
@@ -28,25 +29,20 @@ class WatchDog:
         self.event_q = event_q
         self.action_q = action_q
         self._loop = asyncio.get_running_loop()
-        self._unsubscribe: Callable[[], None] | None = None
-        self._clean_up: Callable[[str], None] | None = None
+        self._unsubscribe: Callable[[], None] = lambda: None
 
     def watch(self, worlds: MultiWorld, clean_up: Callable[[str], None]) -> None:
         """Watch ``worlds``; call ``clean_up`` with the name of each that breaks, in the event loop."""
-        self._clean_up = clean_up
-        self._unsubscribe = worlds.subscribe(self._heard)
+        self._unsubscribe = worlds.subscribe(partial(self._heard, clean_up))
 
     def close(self) -> None:
-        if self._unsubscribe is not None:
-            self._unsubscribe()
-            self._unsubscribe = None
+        self._unsubscribe()
 
-    def _heard(self, event: Event) -> None:
+    def _heard(self, clean_up: Callable[[str], None], event: Event) -> None:
         if isinstance(event, WorldBroken):
             with contextlib.suppress(RuntimeError):  # the loop is closed: the reader has gone
-                self._loop.call_soon_threadsafe(self._tell, event.world)
+                self._loop.call_soon_threadsafe(self._tell, clean_up, event.world)
 
-    def _tell(self, world_name: str) -> None:
+    def _tell(self, clean_up: Callable[[str], None], world_name: str) -> None:
         self.action_q.put_nowait(world_name)
-        if self._clean_up is not None:
-            self._clean_up(world_name)
+        clean_up(world_name)

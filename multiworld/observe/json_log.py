@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 WARNINGS = AttemptFailed, DeviceLost, OwnStall, PeerSuspected, WorldBroken, WorldGivenUp
 
 
-class JsonLog(logging.Handler):
+class JsonLog(logging.StreamHandler):  # type: ignore[type-arg]  # which Python 3.10 does not take
     """Writes events and log records to ``stream`` until ``close``, one JSON object a line.
 
     Fields: ``time`` (seconds since the epoch), ``level``, ``logger``, ``message``; of an event also ``event``,
@@ -36,18 +36,9 @@ class JsonLog(logging.Handler):
     """
 
     def __init__(self, mw: MultiWorld, stream: TextIO) -> None:
-        super().__init__()
-        self._stream = stream
+        super().__init__(stream)
         self._unsubscribe = mw.subscribe(self._event)
         logging.getLogger("multiworld").addHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write the record; an error is told as logging tells it."""
-        try:
-            self._stream.write(self.format(record) + "\n")
-            self._stream.flush()
-        except (OSError, ValueError, TypeError):
-            self.handleError(record)
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as JSON in one line."""

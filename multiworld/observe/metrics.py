@@ -12,9 +12,8 @@ together. docs/metrics.md lists the series.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-import threading
-import weakref
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Any
@@ -42,21 +41,10 @@ def prometheus(name: str) -> Any:
         ) from error
 
 
-_registering = threading.Lock()
-#: registries that have metrics of ours; a registry looks for our names only if it was made with ``auto_describe``
-_registered: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
 def _cumulative(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
     """The buckets of a histogram as Prometheus has them, each with those below it, and the sum."""
     total, bounds = histogram.total, (*map(str, histogram.bounds), "+Inf")
     return list(zip(bounds, map(float, accumulate(histogram.counts)), strict=True)), total
-
-
-def _taken(what: str) -> InvalidArgument:
-    cause = "Metrics was made twice, or something else has series of these names"
-    remedy = "keep one Metrics per registry: pass registry=CollectorRegistry(), or close() the first"
-    return InvalidArgument(what=what, cause=cause, remedy=remedy)
 
 
 class Metrics:
@@ -80,32 +68,26 @@ class Metrics:
         self._registry = client.REGISTRY if registry is None else registry
         if not isinstance(self._registry, client.CollectorRegistry):
             raise InvalidArgument(what=f"registry is {registry!r}", remedy="pass a CollectorRegistry, or None")
-        self._closed = False
-        with _registering:
-            self._register()
-
-    def _register(self) -> None:
-        if self._registry in _registered:
-            raise _taken("the registry has the metrics of a MultiWorld already")
         try:
             self._registry.register(self)
         except ValueError as error:
-            raise _taken(str(error)) from None
-        _registered.add(self._registry)
+            cause = "Metrics was made twice, or something else has series of these names"
+            remedy = "keep one Metrics per registry: pass registry=CollectorRegistry(), or close() the first"
+            raise InvalidArgument(what=str(error), cause=cause, remedy=remedy) from None
 
     def close(self) -> None:
         """Unregister; a second time does nothing."""
-        with _registering:
-            if not self._closed:
-                self._closed = True
-                self._registry.unregister(self)
-                _registered.discard(self._registry)
+        with contextlib.suppress(KeyError):
+            self._registry.unregister(self)
 
     def collect(self) -> Iterator[Any]:
         worlds = list(self._worlds.worlds.values())
         yield from self._states(worlds)
         yield from self._traffic([(world.name, world.tally) for world in worlds])
         yield from self._incidents()
+
+    #: with this, a registry looks for our names, whether it was made with ``auto_describe`` or not
+    describe = collect
 
     def _states(self, worlds: list[World]) -> Iterator[Any]:
         active = [((world.name,), float(world.state is WorldState.ACTIVE)) for world in worlds]

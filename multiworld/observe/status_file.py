@@ -14,11 +14,12 @@ every user who may read the folder sees the status. This module needs neither ty
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from multiworld.worlds.status import ProcessStatus, WorldStatus
 
@@ -80,19 +81,11 @@ class StatusFile:
 
 
 def read_all(folder: Path) -> list[ProcessStatus]:
-    """The statuses in ``folder``, by process number; a file that vanishes while we read is left out."""
+    """The statuses in ``folder``, by process number; what vanishes while we read, or is no status, is left out."""
     found = []
     for path in folder.glob(f"*{_SUFFIX}"):
-        status = _read(path)
-        if status is not None:
-            found.append(status)
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            data = json.loads(path.read_text(encoding="utf-8"))
+            worlds = tuple(WorldStatus(**world) for world in data.pop("worlds"))
+            found.append(ProcessStatus(worlds=worlds, events=tuple(data.pop("events")), **data))
     return sorted(found, key=lambda status: status.pid)
-
-
-def _read(path: Path) -> ProcessStatus | None:
-    try:
-        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        worlds = tuple(WorldStatus(**world) for world in data.pop("worlds"))
-        return ProcessStatus(worlds=worlds, events=tuple(data.pop("events")), **data)
-    except (OSError, ValueError, TypeError, KeyError):
-        return None

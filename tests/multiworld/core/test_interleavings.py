@@ -391,10 +391,10 @@ def test_a_world_made_anew_is_not_undone_by_the_break_of_the_old(tmp_path: Path)
         manager = WorldManager()
         try:
             broken = SimpleNamespace(name="w", state=WorldState.ACTIVE, sync=SimpleNamespace(leave=pytest.fail))
-            manager._announced["w"] = "gloo"
+            manager._announced.add("w")
             manager._worlds._table._worlds["w"] = broken  # type: ignore[assignment]
             manager._world_broke("w")  # what the watchdog tells of the old world comes late
-            assert manager._announced == {"w": "gloo"}
+            assert manager._announced == {"w"}
         finally:
             manager._worlds._table._worlds.clear()
             manager.cleanup()

@@ -35,9 +35,9 @@ CLASSES = (
     WorldManager,
     WorldCommunicator,
 )
-#: what prometheus calls, what ``World`` needs to be made, and what only pymultiworld's communicator calls
 OTHERS = {"MismatchInWorld", "WatchDog", "TCPStore", "ValueError", "KeyboardInterrupt"}
-UNNAMED = {"collect", "find", "defaults", "gid", "digest"}
+#: what only prometheus calls, and what a world or a group is made of
+UNNAMED = {"collect", "describe", "defaults", "gid", "digest"}
 #: of torch only what the program uses: all of it takes four times as long to read
 SETTINGS = """
 [mypy]
