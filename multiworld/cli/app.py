@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -57,7 +58,7 @@ def _print_json(data: dict[str, Any]) -> None:
 def _finish(report: BenchReport | ChaosReport, tables: Iterable[Table], as_json: bool) -> NoReturn:
     """Print a report, and exit with 1 if it is not good."""
     if as_json:
-        _print_json(report.as_json())
+        _print_json(asdict(report))
     else:
         for table in tables:
             console.print(table)
@@ -73,7 +74,7 @@ def doctor(as_json: Json = False) -> None:
 
     checks = _guarded(examine)
     if as_json:
-        _print_json({"checks": [check.as_json() for check in checks]})
+        _print_json({"checks": list(map(asdict, checks))})
     else:
         console.print(doctor_table(checks))
     raise typer.Exit(1 if any(check.verdict is Verdict.FAIL for check in checks) else 0)
@@ -90,10 +91,9 @@ def bench(
 ) -> None:
     """Measure worlds against plain torch.distributed, interleaved, and judge by the figures that are promised."""
     from multiworld.cli.tables import bench_tables
-    from multiworld.lab.bench.run import BenchOptions, run
+    from multiworld.lab.bench.run import run
 
-    options = BenchOptions(quick=quick, parts=tuple(filter(None, only.split(","))), rounds=rounds)
-    report = _guarded(lambda: run(options, _progress))
+    report = _guarded(lambda: run(quick, list(filter(None, only.split(","))), rounds, _progress))
     _finish(report, bench_tables(report), as_json)
 
 
@@ -113,7 +113,7 @@ def chaos(
 
     plan = _guarded(lambda: draw_plan(seed, minutes * 60, workers, worlds))
     if show_plan:
-        _print_json(plan.as_json()) if as_json else console.print(plan_table(plan))
+        _print_json(asdict(plan)) if as_json else console.print(plan_table(plan))
         raise typer.Exit(0)
     report = _guarded(lambda: play(plan, _progress))
     _finish(report, chaos_tables(report), as_json)

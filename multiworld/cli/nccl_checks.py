@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -17,7 +17,7 @@ from multiworld.backends.nccl_environment import NEEDED, Needed, group_kind, gro
 from multiworld.errors import INSTALL
 
 
-class Verdict(enum.Enum):
+class Verdict(str, enum.Enum):
     """Of one check."""
 
     OK = "ok"
@@ -33,9 +33,6 @@ class Check:
     verdict: Verdict
     found: str
     remedy: str = ""
-
-    def as_json(self) -> dict[str, str]:
-        return {**asdict(self), "verdict": self.verdict.value}
 
 
 def judged(name: str, good: bool, found: str, remedy: str, otherwise: Verdict = Verdict.FAIL) -> Check:

@@ -45,8 +45,9 @@ def bench_tables(report: BenchReport) -> Iterator[Table]:
         columns = "operation", "bytes", "plain p50", "world p50", "plain p99", "world p99", "time ratio [95 % interval]"
         table = _table("worlds against plain torch.distributed, interleaved", *columns)
         for row in report.comparisons:
-            times = [f"{value * 1e6:,.0f} us" for value in (row.plain.p50, row.world.p50, row.plain.p99, row.world.p99)]
-            table.add_row(row.operation, f"{row.nbytes:,}", *times, row.ratio.text)
+            plain, world = row.plain_seconds, row.world_seconds
+            times = [f"{value * 1e6:,.0f} us" for value in (plain.p50, world.p50, plain.p99, world.p99)]
+            table.add_row(row.operation, f"{row.bytes:,}", *times, row.time_ratio.text)
         yield table
     table = _table("figures", "figure", "wanted", "measured", "verdict")
     for figure in report.figures:

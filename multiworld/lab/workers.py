@@ -28,7 +28,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from multiworld.lab.messages import SAID, Call, Cancel, Mark, Outcome, Tell, packed
@@ -283,9 +282,7 @@ class WorkerPool:
     def __enter__(self) -> WorkerPool:  # noqa: PYI034 - typing.Self is not in 3.10
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _ask(self, request: dict[str, Any], channel: Connection | None = None) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import contextlib
 import resource
 import threading
 import time
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -22,16 +21,10 @@ from multiworld.lab.context import Context
 PAYLOAD = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """The threads and descriptors that a process holds, as the kernel counts them."""
-
-    threads: int
-    descriptors: int
-
-
-def held(context: Context) -> Held:  # noqa: ARG001
-    return Held(*(len(list(Path(f"/proc/self/{what}").iterdir())) for what in ("task", "fd")))
+def held(context: Context) -> tuple[int, int]:  # noqa: ARG001
+    """The numbers of threads and of descriptors that this process holds, as the kernel counts them."""
+    threads, descriptors = (len(list(Path(f"/proc/self/{what}").iterdir())) for what in ("task", "fd"))
+    return threads, descriptors
 
 
 def store_keys(context: Context, store: TcpStoreAddress) -> int:  # noqa: ARG001

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import resource
 import time
-from dataclasses import dataclass
 
 from multiworld.config import TcpStoreAddress
 from multiworld.errors import PeerLost
@@ -20,14 +19,6 @@ _SPREADS = 4, _SIZE
 _JOIN_SECONDS, _SHRINK_SECONDS = 3.0, 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """When a process has noticed the loss of a member first, and when all of its members had gone on; monotonic."""
-
-    noticed: float
-    back: float
-
-
 async def join_large(context: Context, name: str, ranks: range, size: int, store: TcpStoreAddress) -> float:
     """Join a world as several members; the seconds until all of them are in."""
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -39,8 +30,8 @@ async def join_large(context: Context, name: str, ranks: range, size: int, store
     return time.monotonic() - started
 
 
-async def go_on(context: Context, name: str) -> Gone:
-    """Wait until a member is lost, and shrink."""
+async def go_on(context: Context, name: str) -> tuple[float, float]:
+    """Wait until a member is lost, and shrink: when the first member here has noticed it, and when all had gone on."""
     noticed: list[float] = []
 
     async def one(mw: MultiWorld) -> None:
@@ -55,7 +46,7 @@ async def go_on(context: Context, name: str) -> Gone:
     await asyncio.sleep(0)
     context.mark("waiting")
     await asyncio.gather(*tasks)
-    return Gone(min(noticed), time.monotonic())
+    return min(noticed), time.monotonic()
 
 
 async def leave_large(context: Context) -> None:
@@ -92,9 +83,9 @@ def _turn(setup: Setup, name: str, processes: int) -> tuple[float, float]:
         for worker in workers:
             worker.wait_for("waiting")
         victim.kill()
-        gone: list[Gone] = [call.result(180) for call in running]
+        gone: list[tuple[float, float]] = [call.result(180) for call in running]
         everywhere(workers, leave_large)
-    return joined, max(one.back for one in gone) - min(one.noticed for one in gone)
+    return joined, max(back for _, back in gone) - min(noticed for noticed, _ in gone)
 
 
 def _figure(name: str, spread: Spread, limit: float) -> Figure:

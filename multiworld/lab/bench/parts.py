@@ -34,7 +34,7 @@ def detection(setup: Setup) -> list[Figure]:
 def _noticed_after(setup: Setup, fault: str, turn: int) -> float:
     with setup.workers("survivor", "victim") as (survivor, victim):
         name = f"detect-{fault}-{turn}"
-        setup.join(name, [survivor, victim])
+        setup.join([name], [survivor, victim])
         waiting = survivor.start(acts.receive, name, 1)
         survivor.wait_for("receiving")
         time.sleep(0.3 + 0.037 * turn)  # not in step with the heartbeat
@@ -49,8 +49,7 @@ def isolation(setup: Setup) -> list[Figure]:
     names = [f"other-{number}" for number in range(_OTHERS)]
     windows: dict[bool, list[list[float]]] = {True: [], False: []}
     with setup.workers("leader", "partner") as pair:
-        for name in names:
-            setup.join(name, pair)
+        setup.join(names, pair)
         for turn in range(5 if setup.quick else 15):
             for strike in (False, True) if turn % 2 else (True, False):
                 windows[strike].append(_window(setup, pair, names, turn, strike))
@@ -69,7 +68,7 @@ def _window(setup: Setup, pair: list[Worker], names: list[str], turn: int, strik
     leader, partner = pair
     name = f"struck-{turn}-{strike}"
     with setup.workers("victim") as (victim,):
-        setup.join(name, [leader, victim])
+        setup.join([name], [leader, victim])
         waiting = leader.start(acts.receive, name, 1)
         leader.wait_for("receiving")
         echoing = partner.start(acts.echo, names, acts.PAYLOAD)
@@ -90,7 +89,7 @@ def rejoin(setup: Setup) -> list[Figure]:
     """A world of two that is used, broken and joined again, a hundred times."""
     setup.progress("rejoin, a hundred times")
     with setup.workers("rejoin-0", "rejoin-1") as members:
-        setup.join("rejoin", members)
+        setup.join(["rejoin"], members)
         everywhere(members, acts.break_and_rejoin, "rejoin", 3)
         time.sleep(0.5)  # memory and descriptors are freed in the background
         before, keys = everywhere(members, acts.held), setup.host.run(acts.store_keys, setup.store)
@@ -99,8 +98,7 @@ def rejoin(setup: Setup) -> list[Figure]:
         after, left = everywhere(members, acts.held), setup.host.run(acts.store_keys, setup.store)
     spread = Spread.of(seconds)
     pairs = list(zip(after, before, strict=True))
-    threads = sum(a.threads - b.threads for a, b in pairs)
-    grown = [threads, sum(a.descriptors - b.descriptors for a, b in pairs), left - keys]
+    grown = [*(sum(now[what] - then[what] for now, then in pairs) for what in (0, 1)), left - keys]
     text = f"p50 {spread.p50 * 1e3:,.1f} ms, p99 {spread.p99 * 1e3:,.1f} ms, most {spread.most * 1e3:,.1f} ms"
     leaks = f"{grown[0]} threads, {grown[1]} descriptors, {grown[2]} keys more"
     return [
@@ -113,7 +111,7 @@ def idle(setup: Setup) -> list[Figure]:
     """CPU of a pending receive and of many idle worlds; false alarms under full load."""
     seconds = 3.0 if setup.quick else 10.0
     with setup.workers("idle-0", "idle-1") as members:
-        setup.join("idle", members)
+        setup.join(["idle"], members)
 
         def share(function: object, *args: object) -> float:
             return float(members[0].run(function, *args, seconds, timeout=seconds + 30))  # type: ignore[arg-type]
@@ -122,8 +120,7 @@ def idle(setup: Setup) -> list[Figure]:
         awaited, waiting = share(acts.cpu_of_receiving, "idle", 1), share(acts.cpu_of_waiting, "idle", 1)
         setup.progress(f"{_WORLDS} idle worlds")
         names = [f"idle-{number}" for number in range(_WORLDS)]
-        joins = [worker.start(acts.join_many, names, rank, 2, setup.store) for rank, worker in enumerate(members)]
-        each = max(call.result(120) for call in joins)
+        each = max(setup.join(names, members))
         cpu = share(acts.cpu_of_idling)
         alarms = _false_alarms(setup, members[0], names, 5.0 if setup.quick else 20.0)
     joined = f"{_WORLDS} idle worlds in one process (joined in {each * 1e3:.1f} ms each)"
@@ -152,8 +149,7 @@ def joins(setup: Setup) -> list[Figure]:
     setup.progress(f"{count} joins at once")
     names = [f"at-once-{number}" for number in range(count)]
     with setup.workers("joins-0", "joins-1") as members:
-        calls = [m.start(acts.join_at_once, names, rank, 2, setup.store) for rank, m in enumerate(members)]
-        each = [call.result(180) for call in calls]
+        each = setup.join(names, members, acts.join_at_once)
     seconds, threads = max(s for s, _ in each), max(t for _, t in each)
     limit = _SECONDS * count / 1000
     name, few, text = f"{count} joins at once", threads <= _THREADS, f"{threads} in a process"

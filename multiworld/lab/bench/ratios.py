@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from multiworld.lab.bench import workloads
@@ -14,9 +15,11 @@ from multiworld.lab.workers import Worker
 SIZES = {4: 100, 4_000: 100, 400_000: 40, 4_000_000: 8, 64_000_000: 2}
 QUICK_SIZES = {4: 100, 400_000: 40, 4_000_000: 8}
 
-Turns = Callable[..., Any]
-_TURNS = workloads.turns_plain, workloads.turns_awaited, workloads.turns_waiting
-VARIANTS: dict[str, Turns] = dict(zip(("plain", "await", "sync"), _TURNS, strict=True))
+VARIANTS: dict[str, Callable[..., Any]] = {
+    "plain": workloads.turns_plain,
+    "await": workloads.turns_awaited,
+    "sync": workloads.turns_waiting,
+}
 
 
 def ratios(setup: Setup) -> tuple[Comparison, ...]:
@@ -25,7 +28,7 @@ def ratios(setup: Setup) -> tuple[Comparison, ...]:
     with setup.workers("bench-0", "bench-1") as pair:
         for call in [worker.start(workloads.set_up, rank, setup.store) for rank, worker in enumerate(pair)]:
             call.result(60)
-        setup.join(workloads.WORLD, pair)
+        setup.join([workloads.WORLD], pair)
         for name, workload in workloads.WORKLOADS.items():
             for nbytes, turns in sizes.items() if workload.sized else ((0, 100),):
                 setup.progress(f"{name}, {nbytes:,} bytes")
@@ -48,16 +51,17 @@ def _compare(pair: list[Worker], name: str, nbytes: int, turns: int, rounds: int
 def figures(comparisons: tuple[Comparison, ...]) -> list[Figure]:
     found = []
     for row in comparisons:
-        if row.operation.startswith("round trip") and row.nbytes <= 400_000:
-            limit = 0.45 if row.operation.endswith("(sync)") and row.nbytes <= 4_000 else 0.65
-            text = f"{row.ratio.text} x; p50 {row.world.p50 * 1e6:,.0f} us, plain {row.plain.p50 * 1e6:,.0f} us"
-            name = f"{row.operation}, {row.nbytes:,} bytes, p50"
-            found.append(judged(name, f"<= {limit} x plain", text, row.ratio.value <= limit, **row.as_json()))
-        if row.operation.startswith("one way") and row.nbytes >= 4_000_000:
-            ratio = 1 / row.ratio.value
-            rates = [workloads.BURST * row.nbytes / spread.p50 / 1e9 for spread in (row.world, row.plain)]
-            interval = f"[{1 / row.ratio.high:.3f}, {1 / row.ratio.low:.3f}]"
+        plain, world, times = row.plain_seconds.p50, row.world_seconds.p50, row.time_ratio
+        if row.operation.startswith("round trip") and row.bytes <= 400_000:
+            limit = 0.45 if row.operation.endswith("(sync)") and row.bytes <= 4_000 else 0.65
+            text = f"{times.text} x; p50 {world * 1e6:,.0f} us, plain {plain * 1e6:,.0f} us"
+            name = f"{row.operation}, {row.bytes:,} bytes, p50"
+            found.append(judged(name, f"<= {limit} x plain", text, times.value <= limit, **asdict(row)))
+        if row.operation.startswith("one way") and row.bytes >= 4_000_000:
+            ratio = 1 / times.value
+            rates = [workloads.BURST * row.bytes / seconds / 1e9 for seconds in (world, plain)]
+            interval = f"[{1 / times.high:.3f}, {1 / times.low:.3f}]"
             text = f"{ratio:.3f} {interval} x; {rates[0]:.2f} GB/s, plain {rates[1]:.2f} GB/s"
-            name = f"{row.operation}, {row.nbytes:,} bytes, throughput"
-            found.append(judged(name, ">= 2 x plain", text, ratio >= 2, **row.as_json()))
+            name = f"{row.operation}, {row.bytes:,} bytes, throughput"
+            found.append(judged(name, ">= 2 x plain", text, ratio >= 2, **asdict(row)))
     return found

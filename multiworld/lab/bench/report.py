@@ -12,8 +12,8 @@ import random
 import resource
 import statistics
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,7 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
     return Ratio(statistics.median(ratios), low, high, len(ratios))
 
 
-class Verdict(enum.Enum):
+class Verdict(str, enum.Enum):
     """The verdict on a figure that was promised."""
 
     OK = "ok"
@@ -124,14 +124,10 @@ class Comparison:
     """One operation of one size, plain and as a world, in turns; times in seconds."""
 
     operation: str
-    nbytes: int
-    plain: Spread
-    world: Spread
-    ratio: Ratio
-
-    def as_json(self) -> dict[str, Any]:
-        times = {"plain_seconds": asdict(self.plain), "world_seconds": asdict(self.world)}
-        return {"operation": self.operation, "bytes": self.nbytes, **times, "time_ratio": asdict(self.ratio)}
+    bytes: int
+    plain_seconds: Spread
+    world_seconds: Spread
+    time_ratio: Ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,17 +139,13 @@ class Figure:
     wanted: str
     measured: str
     verdict: Verdict
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
     timed: bool = True
 
     def under(self, load: Load) -> Figure:
         """The figure, not judged where it was missed while other programs kept the machine busy."""
         spoilt = self.verdict is Verdict.MISSED and self.timed and load.busy
         return replace(self, verdict=Verdict.NOT_JUDGED) if spoilt else self
-
-    def as_json(self) -> dict[str, Any]:
-        made = {"name": self.name, "wanted": self.wanted, "measured": self.measured}
-        return {**made, "verdict": self.verdict.value, "values": dict(self.values)}
 
 
 def judged(name: str, wanted: str, measured: str, good: bool, *, timed: bool = True, **values: Any) -> Figure:
@@ -164,14 +156,10 @@ def judged(name: str, wanted: str, measured: str, good: bool, *, timed: bool = T
 class BenchReport:
     """Comparisons in turns with plain torch.distributed, the promised figures, and where it was measured."""
 
+    facts: dict[str, str]
     comparisons: tuple[Comparison, ...]
     figures: tuple[Figure, ...]
-    facts: dict[str, str]
 
     @property
     def good(self) -> bool:
         return all(figure.verdict is not Verdict.MISSED for figure in self.figures)
-
-    def as_json(self) -> dict[str, Any]:
-        comparisons = [comparison.as_json() for comparison in self.comparisons]
-        return {"facts": self.facts, "comparisons": comparisons, "figures": [one.as_json() for one in self.figures]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 
@@ -23,26 +23,25 @@ _FIGURES = {part.__name__: part for part in _PARTS}
 PARTS = ("ratios", *_FIGURES)
 
 
-@dataclass(frozen=True, slots=True)
-class BenchOptions:
-    """Options of a run: ``parts`` are some of ``PARTS``, empty for all."""
+def run(quick: bool, only: Sequence[str], rounds: int, progress: Progress) -> BenchReport:
+    """Measure; ``progress`` gets a line at each step.
 
-    quick: bool = False
-    parts: tuple[str, ...] = ()
-    rounds: int = 15
+    Args:
+        only: some of ``PARTS``; empty for all.
+        rounds: interleaved rounds per size and operation; five if ``quick``.
 
-
-def run(options: BenchOptions, progress: Progress) -> BenchReport:
-    """Measure; ``progress`` gets a line at each step. Raises ``InvalidArgument`` for an unknown part."""
-    wanted = options.parts or PARTS
+    Raises:
+        InvalidArgument: an unknown part.
+    """
+    wanted = only or PARTS
     if unknown := set(wanted) - set(PARTS):
         remedy = f"choose some of {', '.join(PARTS)}"
         raise InvalidArgument(what=f"unknown part {', '.join(sorted(unknown))}", remedy=remedy)
     before, meter = os.getloadavg(), LoadMeter()
-    rounds = 5 if options.quick else options.rounds
+    rounds = 5 if quick else rounds
     with log_folder("bench") as folder, WorkerPool(folder / "log") as pool:
         host = pool.worker("store")
-        setup = Setup(pool, host, host.run(serve_store), rounds, options.quick, progress)
+        setup = Setup(pool, host, host.run(serve_store), rounds, quick, progress)
         comparisons = ratios(setup) if "ratios" in wanted else ()
         found = figures(comparisons)
         for name, part in _FIGURES.items():
@@ -59,4 +58,4 @@ def run(options: BenchOptions, progress: Progress) -> BenchReport:
         "rounds": str(rounds),
         "note": "plain and worlds were measured in turns in the same two processes; trust ratios more than times",
     }
-    return BenchReport(comparisons, tuple(figure.under(load) for figure in found), facts)
+    return BenchReport(facts, comparisons, tuple(figure.under(load) for figure in found))

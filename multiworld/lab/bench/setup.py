@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from multiworld.config import TcpStoreAddress
-from multiworld.lab.bench import workloads
+from multiworld.lab.bench import acts
 from multiworld.lab.workers import Worker, WorkerPool
 
 Progress = Callable[[str], None]
@@ -33,10 +33,11 @@ class Setup:
         finally:
             self.pool.dismiss(*made)
 
-    def join(self, world: str, members: Sequence[Worker]) -> None:
-        rest = len(members), self.store, world
-        for call in [member.start(workloads.join, rank, *rest) for rank, member in enumerate(members)]:
-            call.result(180)
+    def join(self, worlds: list[str], members: Sequence[Worker], how: Callable[..., Any] = acts.join_many) -> list[Any]:
+        """Join ``worlds`` with ``members``, by rank; what ``how`` returns in each."""
+        rest = len(members), self.store
+        calls = [member.start(how, worlds, rank, *rest) for rank, member in enumerate(members)]
+        return [call.result(180) for call in calls]
 
 
 def everywhere(

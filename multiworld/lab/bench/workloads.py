@@ -83,13 +83,6 @@ def set_up(context: Context, rank: int, store: TcpStoreAddress) -> None:
     context.kept["plain"] = SimpleNamespace(**vars(dist), rank=rank)
 
 
-async def join(context: Context, rank: int, size: int, store: TcpStoreAddress, name: str = WORLD) -> float:
-    """Join a world; the seconds that it took."""
-    started = time.monotonic()
-    await context.mw.join(name, rank, size, store=store)
-    return time.monotonic() - started
-
-
 def turns_plain(context: Context, name: str, nbytes: int, count: int) -> list[float]:
     """Seconds of each of ``count`` turns with the plain group."""
     return _timed(WORKLOADS[name], context.kept["plain"], nbytes, count)

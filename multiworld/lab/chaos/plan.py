@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import enum
 import random
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from multiworld.errors import InvalidArgument
 
@@ -13,7 +12,7 @@ _QUIET_SECONDS = 2.0
 _PAUSE_SECONDS = (1.0, 3.0)
 
 
-class FaultKind(enum.Enum):
+class FaultKind(str, enum.Enum):
     """The kinds of faults, each with what must come of it."""
 
     KILL = "kill"  # SIGKILL; its worlds break, a new process takes its ranks
@@ -69,10 +68,6 @@ class Plan:
 
     def worlds_of(self, worker: int) -> list[str]:
         return [name for name, members in self.worlds.items() if worker in members]
-
-    def as_json(self) -> dict[str, Any]:
-        faults = [{**asdict(fault), "kind": fault.kind.value} for fault in self.faults]
-        return {**asdict(self), "faults": faults}
 
 
 def draw_plan(seed: int, seconds: float, workers: int, worlds: int) -> Plan:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from multiworld.lab.chaos.plan import Fault, FaultKind, Plan
 from multiworld.lab.chaos.workload import Notice, Tally
@@ -48,11 +47,6 @@ class Story:
         what = f"{self.fault.kind.value} {self.fault.world}".strip()
         return f"{self.fault.at:.1f} s", what, worker, self.fired[0].proof, by, first, last, back
 
-    def as_json(self) -> dict[str, Any]:
-        made = asdict(self)
-        made["fault"]["kind"] = self.fault.kind.value
-        return made
-
 
 @dataclass(frozen=True, slots=True)
 class Promise:
@@ -68,18 +62,14 @@ class Promise:
 class ChaosReport:
     """The plan, a story per fault, the promises with what was seen of them, and where it was played."""
 
+    facts: dict[str, str]
     plan: Plan
     stories: tuple[Story, ...]
     promises: tuple[Promise, ...]
-    facts: dict[str, str]
 
     @property
     def good(self) -> bool:
         return all(promise.kept for promise in self.promises)
-
-    def as_json(self) -> dict[str, Any]:
-        lists = {"stories": [one.as_json() for one in self.stories], "promises": list(map(asdict, self.promises))}
-        return {"facts": self.facts, "plan": self.plan.as_json(), **lists}
 
 
 #: bounds of noticing, with room for a machine that does other things too; the figures themselves are the bench's

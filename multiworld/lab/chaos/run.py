@@ -53,7 +53,7 @@ def play(plan: Plan, progress: Progress) -> ChaosReport:
         "load after": f"{os.getloadavg()[0]:.2f}",
         "faults": f"{len(stories)} of the plan's {len(plan.faults)} in {plan.seconds:.0f} s",
     }
-    return ChaosReport(plan, tuple(stories), promises, facts)
+    return ChaosReport(facts, plan, tuple(stories), promises)
 
 
 class Run:
@@ -67,7 +67,6 @@ class Run:
         self._progress = progress
         self._injector = Injector()
         self._workers: dict[int, Worker] = {}
-        self._tallies: dict[int, Tally] = {}
         self._store: TcpStoreAddress = pool.worker("store").run(serve_store)
         self._started = 0.0
 
@@ -112,14 +111,7 @@ class Run:
     def finish(self) -> dict[int, Tally]:
         self._watch(_CALM_SECONDS, self.stray)
         self.stray = [notice for notice in self.stray if notice.what == "broken"]
-        for number, worker in self._workers.items():
-            tally: Tally = worker.run(workload.finish, timeout=30)
-            known = self._tallies.setdefault(number, Tally())
-            for name, times in tally.rounds.items():
-                known.rounds.setdefault(name, []).extend(times)
-            known.wrong += tally.wrong
-            known.surprises += tally.surprises
-        return self._tallies
+        return {number: worker.run(workload.finish, timeout=30) for number, worker in self._workers.items()}
 
     def _start_worker(self, number: int) -> None:
         worker = self._workers[number] = self._pool.worker(f"worker-{number}")

@@ -10,7 +10,7 @@ import random
 import time
 from collections import deque
 from dataclasses import astuple, dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -96,8 +96,10 @@ async def _work(context: Context, membership: Membership, store: TcpStoreAddress
     try:
         world = await _join(context, membership, store)
         while True:
-            broken = await _until_broken(world, times, tally)
-            _note(context, membership, "broken", world.generation, broken)
+            try:
+                await _rounds(world, times, tally)
+            except BrokenWorldException as broken:
+                _note(context, membership, "broken", world.generation, broken)
             world = await _back(context, world, membership, store)
             _note(context, membership, "back", world.generation)
     except asyncio.CancelledError:
@@ -107,15 +109,7 @@ async def _work(context: Context, membership: Membership, store: TcpStoreAddress
         context.mark("surprise", f"worker {context.kept['worker']}, {membership.world}: {error!r}")
 
 
-async def _until_broken(world: World, times: list[tuple[float, float]], tally: Tally) -> BrokenWorldException:
-    try:
-        await _rounds(world, times, tally)
-    except BrokenWorldException as error:
-        return error
-    raise AssertionError("rounds end with an exception only")
-
-
-async def _rounds(world: World, times: list[tuple[float, float]], tally: Tally) -> None:
+async def _rounds(world: World, times: list[tuple[float, float]], tally: Tally) -> NoReturn:
     right, left = (world.rank + 1) % world.size, (world.rank - 1) % world.size
     impatient = Impatient(world, random.Random(world.rank), tally.wrong)  # noqa: S311 - no secret
     turn = 0
@@ -149,8 +143,7 @@ async def _join(context: Context, membership: Membership, store: TcpStoreAddress
 async def _back(context: Context, world: World, membership: Membership, store: TcpStoreAddress) -> World:
     """Rejoin until it works; a member that the others have replaced joins as a new one."""
     while True:
-        away = context.kept.get("away") == membership.world
-        if away:  # we left it on purpose: ``come_back`` says when to join again
+        if context.kept.get("away") == membership.world:  # we left it on purpose: ``come_back`` says when to join again
             await asyncio.sleep(0.05)
             continue
         if context.mw.worlds.get(membership.world) is not world:
