@@ -7,10 +7,8 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 from multiworld.errors import InvalidArgument
 from multiworld.switchml.errors import SwitchMLUnavailable
@@ -102,13 +100,13 @@ def _glog(compiler: list[str], folder: Path) -> list[str]:
 
 
 def _grpc(client: ClientLibrary) -> list[str]:
-    variables = {"PKG_CONFIG_PATH": f"{client.grpc_home}/lib/pkgconfig"}
-    flags = shlex.split(_run(["pkg-config", "--libs", "protobuf", "grpc++"], variables))
+    found = f"{client.grpc_home}/lib/pkgconfig"
+    flags = shlex.split(_run(["pkg-config", "--libs", "protobuf", "grpc++"], PKG_CONFIG_PATH=found))
     folders = [flag[2:] for flag in flags if flag.startswith("-L")]
     return [*flags, *(part for folder in folders for part in ("-Xlinker", "-rpath", "-Xlinker", folder))]
 
 
-def _run(command: list[str], variables: Mapping[str, str] = MappingProxyType({})) -> str:
+def _run(command: list[str], **variables: str) -> str:
     environment = {**os.environ, **variables}
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_SECONDS, check=False)

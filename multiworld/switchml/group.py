@@ -12,10 +12,9 @@ import torch
 import torch.distributed as dist
 
 from multiworld.errors import InvalidArgument, MultiWorldError
-from multiworld.switchml import library as the_library
 from multiworld.switchml.errors import SwitchMLUnavailable
 from multiworld.switchml.lane import Lane
-from multiworld.switchml.library import Library
+from multiworld.switchml.library import OWNED, Library
 from multiworld.switchml.settings import Otherwise, Settings, current
 from multiworld.switchml.statistics import COUNTS
 
@@ -192,7 +191,7 @@ def _start(gloo: Any, rank: int, size: int, settings: Settings) -> Library | Non
         return None
     finally:
         if state == _READY and not started:
-            the_library.release()
+            OWNED.release()
 
 
 def _look(settings: Settings) -> tuple[int, SwitchMLUnavailable | None, Library | None]:
@@ -201,7 +200,7 @@ def _look(settings: Settings) -> tuple[int, SwitchMLUnavailable | None, Library 
         library = Library(settings.library)
     except SwitchMLUnavailable as error:
         return _MISSING, error, None
-    return (_READY if the_library.claim() else _TAKEN), None, library
+    return (_READY if OWNED.acquire(blocking=False) else _TAKEN), None, library
 
 
 def _agreed(gloo: Any, size: int, state: int, settings: Settings) -> list[int]:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from multiworld.errors import MultiWorldError
 from multiworld.switchml.errors import SwitchJobFailed, SwitchJobTimeout, SwitchMLClosed, SwitchMLError
-from multiworld.switchml.library import Library, Outcome, release
+from multiworld.switchml.library import OWNED, Library, Outcome
 from multiworld.switchml.statistics import COUNTS
 
 logger = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ class Lane:
         self._queue.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(self._seconds)
-        release()
+        OWNED.release()
 
     def _run(self) -> None:
         while (entry := self._queue.get()) is not None:

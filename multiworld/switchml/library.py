@@ -61,19 +61,5 @@ class Library:
         return Outcome(self._sum(*pointers, given.numel(), _TYPES[given.dtype], seconds))
 
 
-_lock = threading.Lock()
-_owned = False
-
-
-def claim() -> bool:
-    """Take the one context of this process for a process group; False if another one has it."""
-    global _owned
-    with _lock:
-        free, _owned = not _owned, True
-        return free
-
-
-def release() -> None:
-    global _owned
-    with _lock:
-        _owned = False
+#: held by the process group that has the one context of this process
+OWNED = threading.Lock()
