@@ -144,23 +144,15 @@ def _stat(folder: Path) -> list[str] | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Mount:
-    """Where control groups of ``version`` 1 (the freezer's hierarchy) or 2 are mounted, from group ``root`` on."""
-
-    version: int
-    root: str
-    point: Path
-
-
 def frozen(pid: int) -> bool | None:
     """Return whether the control group of ``pid``, or one above it, is frozen or about to be; None if unknown."""
     known: bool | None = None
     with contextlib.suppress(OSError):
         mounts = tuple(_mounts())
         for version, group in _groups(pid):
-            for mount in mounts:
-                if mount.version == version and (found := _frozen_at(mount, group)) is not None:
+            for of, root, point in mounts:
+                inside = group if root == "/" else group.removeprefix(root)
+                if of == version and (found := _is_frozen(version, point / inside.lstrip("/"))) is not None:
                     known = bool(known) or found
     return known
 
@@ -175,8 +167,9 @@ def _groups(pid: int) -> Iterator[tuple[int, str]]:
             yield 1, path
 
 
-def _mounts() -> Iterator[_Mount]:
-    """See proc(5), ``/proc/[pid]/mountinfo``."""
+def _mounts() -> Iterator[tuple[int, str, Path]]:
+    """Where control groups of version 1 (the freezer's hierarchy) or 2 are mounted: version, from which group on, and
+    the mount point; see proc(5), ``/proc/[pid]/mountinfo``."""
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields, _, rest = line.partition(" - ")
         if not rest.startswith("cgroup"):  # most are of other kinds
@@ -184,16 +177,14 @@ def _mounts() -> Iterator[_Mount]:
         root, point = fields.split()[3:5]
         kind, _, options = rest.split(" ", 2)
         if kind == "cgroup2":
-            yield _Mount(2, root, Path(point))
+            yield 2, root, Path(point)
         elif kind == "cgroup" and "freezer" in options.rpartition(" ")[2].split(","):
-            yield _Mount(1, root, Path(point))
+            yield 1, root, Path(point)
 
 
-def _frozen_at(mount: _Mount, group: str) -> bool | None:
-    inside = group if mount.root == "/" else group.removeprefix(mount.root)
-    folder = mount.point / inside.lstrip("/")
+def _is_frozen(version: int, folder: Path) -> bool | None:
     try:
-        if mount.version == 1:
+        if version == 1:
             return (folder / "freezer.state").read_text().strip() != "THAWED"
         events = (folder / "cgroup.events").read_text().split()
         return events[events.index("frozen") + 1] == "1"

@@ -78,12 +78,9 @@ class JoinJob(Generic[T]):
         except StopIteration as end:
             self._settle(end.value)
         except BaseException as error:  # noqa: BLE001 - raised where it is waited for
-            self.fail(error)
+            with contextlib.suppress(InvalidStateError):  # given up
+                self.done.set_exception(error)
         return None
-
-    def fail(self, error: BaseException) -> None:
-        with contextlib.suppress(InvalidStateError):  # given up
-            self.done.set_exception(error)
 
     def _settle(self, value: T) -> None:
         try:

@@ -53,7 +53,7 @@ class WorldProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is no
         """Go on as ``group``."""
         self.group, self._end = group, end
         self._member, self._completer = group.member, Completer.of(group.member)
-        self._raised: list[BaseException] = []
+        self.raised: list[BaseException] = []  # the last errors of works
         self._together: list[tuple[list[WorkCall], Layout]] | None = None
 
     # the world
@@ -122,7 +122,7 @@ class WorldProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is no
     @contextlib.contextmanager
     def typed(self) -> Iterator[None]:
         """Raise the typed error in the place of the RuntimeError that DDP's reducer makes of it."""
-        before = self._raised
+        before = self.raised
         try:
             yield
         except RuntimeError as error:
@@ -135,13 +135,8 @@ class WorldProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is no
         """Find the typed error behind what torch raised; ``before`` are errors of before that."""
         if isinstance(error, MultiWorldError) or not isinstance(error, RuntimeError):
             return error if isinstance(error, MultiWorldError) else None
-        since = [one for one in self._raised if isinstance(one, MultiWorldError) and one not in before]
+        since = [one for one in self.raised if isinstance(one, MultiWorldError) and one not in before]
         return since[-1] if since else self.errored()
-
-    @property
-    def raised(self) -> Sequence[BaseException]:
-        """The last errors of works."""
-        return self._raised
 
     # a process group
 
@@ -246,7 +241,7 @@ class WorldProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is no
             call.give_up()
 
     def _note(self, error: BaseException) -> None:
-        self._raised = [*self._raised[-8:], error]
+        self.raised = [*self.raised[-8:], error]
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> WorldWork | None:
         """See ``torch.distributed.broadcast``; ``opts`` are options, or the root."""
