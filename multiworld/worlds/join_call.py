@@ -1,4 +1,4 @@
-"""One call of ``join`` under way, waited for in a thread or in an event loop."""
+"""A call of ``join``, waited for in a thread or in an event loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from multiworld.session.member import Member
 from multiworld.session.session import Session
 from multiworld.store.sources import StoreLike, StoreSource, parsed
 from multiworld.worlds.world import World
-from multiworld.worlds.world_table import WorldTable
+from multiworld.worlds.world_table import Resources, WorldTable
 
 #: what meets the members, and with what configuration
 Way: TypeAlias = tuple[Callable[..., Rendezvous], WorldConfig]
@@ -41,73 +41,61 @@ def as_it_is(config: WorldConfig) -> Iterator[Way]:
     return itertools.cycle(((Replacement, config), door))
 
 
-class JoinCall:
-    """One call of ``join``, under way.
+async def join(
+    owner: object,
+    table: WorldTable[World],
+    config: WorldConfig,
+    store: StoreLike,
+    loop: asyncio.AbstractEventLoop | None,
+    ways: Iterator[Way],
+    wait: Callable[[Future[Any], float], Awaitable[None]],
+) -> World:
+    """Join a world, and return it once the callbacks have been told; give up if the wait for that is interrupted.
 
     Args:
         owner: the ``MultiWorld``, which lives as long as the world is held.
         loop: the event loop that drives the world afterwards, if any.
         ways: into the world; the next one is tried where one leads ``Elsewhere``.
-
-    Attributes:
-        job: the join itself.
-        patience: seconds until it is late, unless it has ended.
+        wait: waits for a future for some seconds, in this thread or in an event loop.
     """
+    with told_of(config.name, config.rank):
+        where = parsed(store)
+    table.check_usable(config.name)
+    resources = table.resources
 
-    def __init__(
-        self,
-        owner: object,
-        table: WorldTable[World],
-        config: WorldConfig,
-        store: StoreLike,
-        loop: asyncio.AbstractEventLoop | None,
-        ways: Iterator[Way],
-    ) -> None:
+    def met(job: JoinJob[World], source: StoreSource) -> Steps[Session]:
+        while True:
+            kind, way = next(ways)
+            with contextlib.suppress(Elsewhere):
+                return (yield from table.meet(job, way, source, loop, job.since, kind))
+
+    def steps(job: JoinJob[World]) -> Steps[World]:
+        given_up = table.giving_up(job)
+        with table.joining(config):
+            with told_of(config.name, config.rank):
+                source = resources.stores.source(where, store, config, given_up)
+            session = yield from met(job, source)
+            world = World(Member(owner, session, source, loop), table)
+            if not table.add(world, given_up):
+                world.member.leave(0.0)
+                table.check_usable(config.name)
+            return world
+
+    job = resources.stores.threads(where).start(steps, lambda world: world.member.leave(0.0))
+    try:
+        await wait(job.done, config.join_timeout + STORE_GRACE_SECONDS)
+        world = _outcome(job, config, resources, where)
+        await wait(resources.callbacks.told(), TELLING_SECONDS)
+    except BaseException:  # a signal handler may raise anything
+        if not job.cancel() and job.done.exception() is None:
+            job.done.result().member.leave(0.0)
+        raise
+    return world
+
+
+def _outcome(job: JoinJob[World], config: WorldConfig, resources: Resources, where: object) -> World:
+    """The world that was joined; raises its error, or that of a store that does not answer where it is late."""
+    if job.cancel():
         with told_of(config.name, config.rank):
-            where = parsed(store)
-        table.check_usable(config.name)
-        self._config, self._where, self._resources = config, where, table.resources
-        self.patience = config.join_timeout + STORE_GRACE_SECONDS
-
-        def met(job: JoinJob[World], source: StoreSource) -> Steps[Session]:
-            while True:
-                kind, way = next(ways)
-                with contextlib.suppress(Elsewhere):
-                    return (yield from table.meet(job, way, source, loop, job.since, kind))
-
-        def steps(job: JoinJob[World]) -> Steps[World]:
-            given_up = table.giving_up(job)
-            with table.joining(config):
-                with told_of(config.name, config.rank):
-                    source = table.resources.stores.source(where, store, config, given_up)
-                session = yield from met(job, source)
-                world = World(Member(owner, session, source, loop), table)
-                if not table.add(world, given_up):
-                    world.member.leave(0.0)
-                    table.check_usable(config.name)
-                return world
-
-        self.job = table.resources.stores.threads(where).start(steps, lambda world: world.member.leave(0.0))
-
-    async def see_through(self, wait: Callable[[Future[Any], float], Awaitable[None]]) -> World:
-        """Wait, with ``wait``, for the world and until the callbacks have been told; give up if that is interrupted."""
-        try:
-            await wait(self.job.done, self.patience)
-            world = self.joined()
-            await wait(self._resources.callbacks.told(), TELLING_SECONDS)
-        except BaseException:  # a signal handler may raise anything
-            self.give_up()
-            raise
-        return world
-
-    def joined(self) -> World:
-        """Return the world that was joined, or raise the error; a join that is late by now is given up."""
-        if not self.job.done.done() and self.job.cancel():
-            with told_of(self._config.name, self._config.rank):
-                raise self._resources.store_silent(self._where, self.job)
-        return self.job.done.result()
-
-    def give_up(self) -> None:
-        """Give up, as the caller has stopped waiting; a world that it is in already is left."""
-        if not self.job.cancel() and self.job.done.exception() is None:
-            self.job.done.result().member.leave(0.0)
+            raise resources.store_silent(where, job)
+    return job.done.result()

@@ -29,7 +29,7 @@ from multiworld.rendezvous.listing import ListedWorld
 from multiworld.session.counters import History
 from multiworld.store.sources import StoreLike
 from multiworld.transport.network_settings import chosen_address, network_settings
-from multiworld.worlds.join_call import JoinCall, as_told
+from multiworld.worlds.join_call import as_told, join
 from multiworld.worlds.status import process_status, world_status
 from multiworld.worlds.supervision.supervisor import Supervisor
 from multiworld.worlds.supervision.want import Backoff, Want
@@ -280,8 +280,7 @@ class MultiWorld:
 
     async def _join(self, config: WorldConfig, store: StoreLike, resize: bool) -> World:
         loop = running_loop("join", config.name)
-        call = JoinCall(self, self._table, config, store, loop, as_told(config, resize))
-        return await call.see_through(wait_in_loop)
+        return await join(self, self._table, config, store, loop, as_told(config, resize), wait_in_loop)
 
     def __del__(self) -> None:
         """Leave what was not closed, so that peers see it end.
@@ -316,8 +315,7 @@ class SyncMultiWorld:
 
     async def _join(self, config: WorldConfig, store: StoreLike, resize: bool) -> World:
         check_no_loop("join", config.name, config.rank, of="mw")
-        call = JoinCall(self._owner, self._table, config, store, None, as_told(config, resize))
-        return await call.see_through(waited_here)
+        return await join(self._owner, self._table, config, store, None, as_told(config, resize), waited_here)
 
     async def _close(self) -> None:
         check_no_loop("close", of="mw")

@@ -198,7 +198,9 @@ class RejoinCall:
                 cause = "a member did not start, or joined under another name, size or store"
                 raise RendezvousError(what=what, cause=cause)
         error = attempt.job.done.exception()
-        had_less_time = attempt.until < self._until and self._left > min(GRACE_SECONDS, self._seconds / 4)
+        had_less_time = attempt.until < self._until and self._until - time.monotonic() > min(
+            GRACE_SECONDS, self._seconds / 4
+        )
         if isinstance(error, RendezvousError) and had_less_time:
             return False
         if isinstance(error, MultiWorldError):
@@ -206,7 +208,3 @@ class RejoinCall:
         if error is not None:
             raise error
         return True
-
-    @property
-    def _left(self) -> float:
-        return max(0.0, self._until - time.monotonic())

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeVar
 
 from multiworld.config import whole_number
 from multiworld.errors import InvalidArgument, TooFewMembers
-from multiworld.rendezvous.ledger import Claim
 from multiworld.worlds.group import Group
 from multiworld.worlds.rejoining import Change
 
@@ -33,16 +32,6 @@ def check_resizable(member: Member, groups: Iterable[Group], operation: str) -> 
     for group in groups:
         if group._process_group is not None:
             group._process_group.check_resizable(member.world_rank, operation)
-
-
-def invitations(member: Member) -> list[str]:
-    """Return what rank 0 tells the others: who comes in."""
-    return [claim.packed() for claim in member.session.door.guests]
-
-
-def with_guests(told: Sequence[str]) -> Change:
-    """Make the change that rank 0 told of."""
-    return Change(guests=tuple(map(Claim.unpacked, told)))
 
 
 def enough(world: Resized, min_size: int) -> Resized:

@@ -18,12 +18,13 @@ from multiworld.process.event_loop import check_no_loop, running_loop
 from multiworld.process.threads import run_in_thread, wait_in_loop
 from multiworld.rendezvous.agreement import Roll
 from multiworld.rendezvous.joining import Rendezvous
+from multiworld.rendezvous.ledger import Claim
 from multiworld.rendezvous.reassembly import Reassembly
 from multiworld.session.counters import Counters
 from multiworld.tensors.checks import check_list, check_number, invalid
 from multiworld.worlds.group import Group, SyncGroup
 from multiworld.worlds.rejoining import Change, RejoinCall, Rejoins
-from multiworld.worlds.resizing import check_resizable, checked_change, enough, invitations, with_guests
+from multiworld.worlds.resizing import check_resizable, checked_change, enough
 from multiworld.worlds.twins import twin, waited_here
 
 if TYPE_CHECKING:
@@ -241,8 +242,10 @@ class World(Group):
         try:
             check_resizable(self.member, (self, *self._groups), "grow")
             with self._call(self, "grow", timeout) as call:
-                told = await call.done(objects.broadcast_object(call.engine, self, invitations(self.member), 0, ()))
-            return await self._rejoin(None, None, timeout, with_guests(told)) if told else self._group
+                seen = [claim.packed() for claim in self.member.session.door.guests]
+                told = await call.done(objects.broadcast_object(call.engine, self, seen, 0, ()))
+            change = Change(guests=tuple(map(Claim.unpacked, told)))
+            return await self._rejoin(None, None, timeout, change) if told else self._group
         except MultiWorldError as error:
             raise error.without_frames() from error.__cause__  # the caller's line says where
 

@@ -20,7 +20,7 @@ from multiworld.process.threads import blocking, wait_in_loop
 from multiworld.rendezvous.join_arguments import Defaults
 from multiworld.store.sources import parsed
 from multiworld.transport.descriptors import limit
-from multiworld.worlds.join_call import JoinCall, as_it_is, as_told
+from multiworld.worlds.join_call import as_it_is, as_told, join
 from multiworld.worlds.status import WorldStatus
 from multiworld.worlds.supervision.draining import at_sigterm
 from multiworld.worlds.supervision.keeper import Keeper
@@ -265,8 +265,7 @@ class Supervisor:
     async def _joined(self, config: WorldConfig, want: Want) -> World:
         """Join a world; its operations are awaited in the loop of the program, not in ours."""
         ways = as_it_is(config) if want.on_loss == "shrink" else as_told(config, resize=False)
-        call = JoinCall(self._owner, self._worlds, config, want.store, None, ways)
-        return await call.see_through(wait_in_loop)
+        return await join(self._owner, self._worlds, config, want.store, None, ways, wait_in_loop)
 
     def _status(self, keeper: Keeper) -> WorldStatus:
         status = keeper.status()
