@@ -50,22 +50,18 @@ def _one_way(group: Any, tensors: list[torch.Tensor]) -> Iterator[Any]:
 class Workload:
     """One row; ``nbytes`` move ``payloads`` times in a turn."""
 
-    name: str
     turn: Turn
     payloads: int = 1
     sized: bool = True
 
 
 WORKLOADS = {
-    workload.name: workload
-    for workload in (
-        Workload("round trip", _round_trip, payloads=2),
-        Workload("one way", _one_way, payloads=BURST),
-        Workload("all_reduce", lambda group, tensors: (group.all_reduce(tensors[0]),)),
-        Workload("broadcast", lambda group, tensors: (group.broadcast(tensors[0], 0),)),
-        Workload("all_gather", lambda group, tensors: (group.all_gather(tensors[:2], tensors[3]),)),
-        Workload("barrier", lambda group, _: (group.barrier(),), sized=False),
-    )
+    "round trip": Workload(_round_trip, payloads=2),
+    "one way": Workload(_one_way, payloads=BURST),
+    "all_reduce": Workload(lambda group, tensors: (group.all_reduce(tensors[0]),)),
+    "broadcast": Workload(lambda group, tensors: (group.broadcast(tensors[0], 0),)),
+    "all_gather": Workload(lambda group, tensors: (group.all_gather(tensors[:2], tensors[3]),)),
+    "barrier": Workload(lambda group, _: (group.barrier(),), sized=False),
 }
 
 
