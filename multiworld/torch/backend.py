@@ -37,13 +37,9 @@ class Options:
     join_timeout: float = DEFAULT_JOIN_TIMEOUT
 
 
-def home() -> MultiWorld:
-    """Return the ``MultiWorld`` of the worlds that torch.distributed makes; it ends with the process."""
-    return _home(os.getpid())
-
-
 @functools.cache
-def _home(_: int) -> MultiWorld:
+def home(_pid: int) -> MultiWorld:
+    """Return the ``MultiWorld`` of the worlds that torch.distributed makes in a process; it ends with the process."""
     return MultiWorld()
 
 
@@ -56,7 +52,7 @@ def create(given: Any, options: Options | None) -> WorldProcessGroup:
     if isinstance(default, WorldProcessGroup) and (options.subgroups == "share" or default.is_callers):
         group = default.world.group(given.global_ranks_in_group, label=f"c10d-{given.group_id}")
         return WorldProcessGroup(group, given.group_id)
-    world = home().sync.join(
+    world = home(os.getpid()).sync.join(
         f"c10d-{given.group_id}",
         given.group_rank,
         given.group_size,

@@ -141,15 +141,12 @@ class WorldProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is no
     # a process group
 
     def rank(self) -> int:
-        """Return our rank."""
         return self.group.rank
 
     def size(self) -> int:
-        """Return the number of members."""
         return self.group.size
 
     def name(self) -> str:
-        """Return the name of the backend."""
         return BACKEND
 
     getRank, getSize, getBackendName, _get_backend_name = rank, size, name, name  # noqa: N815 - torch's names
@@ -164,11 +161,9 @@ class WorldProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is no
         self.group_desc = desc
 
     def getGroupName(self) -> str:  # noqa: N802 - torch's name
-        """Return the name that torch.distributed knows it by."""
         return self.group_name
 
     def getGroupDesc(self) -> str:  # noqa: N802 - torch's name
-        """Return a description."""
         return self.group_desc
 
     setGroupName, setGroupDesc = _set_group_name, _set_group_desc  # noqa: N815 - torch's names

@@ -69,11 +69,9 @@ class QuorumProcessGroup(WorldProcessGroup):
         return super().errored() if hasattr(self, "group") else WorldClosed(what="it has no members yet")
 
     def rank(self) -> int:
-        """Return our rank."""
         return super().rank() if hasattr(self, "group") else self._place[0]
 
     def size(self) -> int:
-        """Return the number of members."""
         return super().size() if hasattr(self, "group") else self._place[1]
 
     getRank, getSize = rank, size  # noqa: N815 - torch's names

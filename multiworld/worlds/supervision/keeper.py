@@ -43,6 +43,7 @@ class Keeper:
     Attributes:
         world: the world, once it was joined; the object survives its generations.
         permits: how often it was allowed to be assembled; ``reconcile`` counts on.
+        allowed: set, in the loop, where ``permits`` has changed.
         given_up: why nothing is tried any more.
     """
 
@@ -64,7 +65,7 @@ class Keeper:
         self._before = before
         self._failure: MultiWorldError | None = None
         self._failed: deque[float] = deque(maxlen=backoff.failures)
-        self._allowed = asyncio.Event()
+        self.allowed = asyncio.Event()
 
     @property
     def assembling(self) -> bool:
@@ -94,10 +95,6 @@ class Keeper:
                 attempt, self._failure, self._served = 0, None, permit
                 self._changed()
                 await self._broken_and_allowed()
-
-    def allow(self) -> None:
-        """Let the world be assembled; in the loop."""
-        self._allowed.set()
 
     async def leave(self) -> None:
         """Leave the world in good order, if it was joined."""
@@ -155,8 +152,8 @@ class Keeper:
 
     async def _broken_and_allowed(self) -> None:
         while not self.assembling:
-            self._allowed.clear()
-            await self._allowed.wait()
+            self.allowed.clear()
+            await self.allowed.wait()
         failure = None if self.world is None else self.world.failure
         if failure is not None:
             self._count(failure, 0.0)

@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from functools import partial
@@ -152,7 +152,7 @@ class Supervisor:
             missing = {name: keeper for name, keeper in self._keepers.items() if not keeper.ready}
             for keeper in missing.values():
                 keeper.permits += 1
-                self._loop.call_soon_threadsafe(keeper.allow)
+                self._loop.call_soon_threadsafe(keeper.allowed.set)
             return tuple(missing)
 
     def apply(self, table: Mapping[str, Want]) -> None:
@@ -242,15 +242,13 @@ class Supervisor:
         keeper.world = old.world if old is not None and stays else None
         self._keepers[name] = keeper
         self._worlds.wanted[name] = partial(self._status, keeper)
-        self._tasks[name] = self._start(keeper.run())
+        self._tasks[name] = asyncio.run_coroutine_threadsafe(keeper.run(), self._loop)
 
     def _check_free(self, name: str, config: WorldConfig, want: Want) -> None:
         if name in self._worlds.wanted or _key(config, want) in _kept or name in self._worlds.worlds:
             what = "this world is kept, or was joined, in this process already"
-            cause, remedy = (
-                "two supervisors of one world",
-                "keep each world by one supervisor, and let it join the world",
-            )
+            cause = "two supervisors of one world"
+            remedy = "keep each world by one supervisor, and let it join the world"
             raise InvalidArgument(name, what, cause=cause, remedy=remedy, rank=config.rank, operation="maintain")
 
     def _replace(self, name: str) -> None:
@@ -260,7 +258,7 @@ class Supervisor:
         if name in self._table:
             self._begin(name, old)
         else:
-            self._start(old.leave())
+            asyncio.run_coroutine_threadsafe(old.leave(), self._loop)
 
     async def _joined(self, config: WorldConfig, want: Want) -> World:
         """Join a world; its operations are awaited in the loop of the program, not in ours."""
@@ -278,9 +276,6 @@ class Supervisor:
         with _guard:
             _kept.discard(_key(keeper.config, keeper.want))
             self._worlds.wanted.pop(name, None)
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> Future[None]:
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _first_missing(self) -> Keeper | None:
         """The keeper of the world to wait for: first of those that are not only late; None if all are ready."""
