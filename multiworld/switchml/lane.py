@@ -28,28 +28,23 @@ _Work: Any = getattr(dist, "Work", None) or dist._Work
 #: only: they would wait for the base class, and for ever, if the Python part were gone.
 _unwaited: dict[SwitchWork, None] = {}
 _KEPT = 256
+_DESTROYED = "the process group was destroyed"
 _keeping = threading.Lock()
 
 
 class SwitchWork(_Work):  # type: ignore[misc]
-    """One all-reduce: pending until ``finish`` is called, by the thread that does it."""
+    """One all-reduce: pending until the thread that does it has set its ``outcome``."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         super().__init__()
         self._tensor = tensor
-        self._outcome: Future[None] = Future()
+        self.outcome: Future[None] = Future()
         self._lock = threading.Lock()
         self._future: torch.futures.Future[Any] | None = None
         with _keeping:
             _unwaited[self] = None
             if len(_unwaited) > _KEPT:
                 del _unwaited[next(iter(_unwaited))]
-
-    def finish(self, error: Exception | None = None) -> None:
-        if error is None:
-            self._outcome.set_result(None)
-        else:
-            self._outcome.set_exception(error)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Block until it is done; ``timedelta(0)`` is without a limit of its own: the operation has one.
@@ -58,12 +53,12 @@ class SwitchWork(_Work):  # type: ignore[misc]
             SwitchJobFailed: the switch did not do it, or ``SwitchJobTimeout``: not in time.
         """
         seconds = timeout.total_seconds() if timeout else None
-        wait([self._outcome], seconds)
-        if not self._outcome.done():
+        wait([self.outcome], seconds)
+        if not self.outcome.done():
             what = f"an all-reduce was not done within {seconds} s"
             raise SwitchJobTimeout(what=what, timeout=seconds or 0.0, operation="wait")
         self._let_go()
-        error = self._outcome.exception()
+        error = self.outcome.exception()
         if isinstance(error, MultiWorldError):
             raise error.with_context()  # a copy: an exception that is raised twice gathers tracebacks
         if error is not None:
@@ -74,14 +69,14 @@ class SwitchWork(_Work):  # type: ignore[misc]
         self.wait()
 
     def is_completed(self) -> bool:
-        return self._outcome.done()
+        return self.outcome.done()
 
     def is_success(self) -> bool:
-        return self._outcome.done() and self._outcome.exception() is None
+        return self.outcome.done() and self.outcome.exception() is None
 
     def exception(self) -> BaseException | None:
         """Why it failed; None if it did not."""
-        return self._outcome.exception() if self._outcome.done() else None
+        return self.outcome.exception() if self.outcome.done() else None
 
     def result(self) -> list[torch.Tensor]:
         """The tensor that was given, with the sums in it, in a list."""
@@ -95,7 +90,7 @@ class SwitchWork(_Work):  # type: ignore[misc]
                 first: torch.futures.Future[Any] = torch.futures.Future(devices=devices)
                 # Only an exception of a callback is one for C++, too: set_exception() sets a value.
                 self._future = first.then(self._result_or_error)
-                self._outcome.add_done_callback(lambda _: first.set_result(self.result()))
+                self.outcome.add_done_callback(lambda _: first.set_result(self.result()))
         self._let_go()
         return self._future
 
@@ -104,7 +99,7 @@ class SwitchWork(_Work):  # type: ignore[misc]
             _unwaited.pop(self, None)
 
     def _result_or_error(self, _: Any) -> list[torch.Tensor]:
-        self._outcome.result()
+        self.outcome.result()
         return self.result()
 
 
@@ -127,7 +122,7 @@ class Lane:
         work = SwitchWork(tensor)
         with self._lock:
             if self._closed:
-                work.finish(SwitchMLClosed(what="the process group was destroyed", operation="all_reduce"))
+                work.outcome.set_exception(SwitchMLClosed(what=_DESTROYED, operation="all_reduce"))
             else:
                 self._queue.put((tensor.detach(), _now(tensor), work))
         return work
@@ -151,9 +146,9 @@ class Lane:
                 self._reduce(tensor, ready)
             except Exception as error:  # noqa: BLE001 - it is the caller's
                 COUNTS.failed()
-                work.finish(error)
+                work.outcome.set_exception(error)
             else:
-                work.finish()
+                work.outcome.set_result(None)
 
     def _reduce(self, tensor: torch.Tensor, ready: Any) -> None:
         if ready is not None:
@@ -170,7 +165,7 @@ class Lane:
     def _by_switch(self, tensor: torch.Tensor) -> None:
         """Sum in place where the library can reach the tensor; a failure is the end of this lane."""
         if self._closed:
-            raise SwitchMLClosed(what="the process group was destroyed", operation="all_reduce")
+            raise SwitchMLClosed(what=_DESTROYED, operation="all_reduce")
         if self._given_up is not None:
             raise self._given_up.with_context()
         host = tensor if _plain(tensor) else _host_copy(tensor)
