@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -63,15 +62,14 @@ class Setup:
 
     Attributes:
         why_not: why ``backend="nccl"`` cannot be used; None if it can.
-        driver: the driver that it takes: ``"nccl"`` or ``"torch-nccl"``.
-        no_bindings: why NVIDIA's bindings are not used; None if they are.
+        no_bindings: why NVIDIA's bindings are not used, so that it takes the driver ``torch-nccl``; None if it takes
+            ``nccl``.
         group: the class of torch's own group.
         patches: the patched wheel or the overlay that is in effect; empty for stock torch.
         overlay: the state of an overlay that is installed and not loaded; empty otherwise.
     """
 
     why_not: str | None
-    driver: str
     no_bindings: str | None
     group: str
     patches: str
@@ -95,11 +93,8 @@ def facts(setup: Setup) -> list[Check]:
 
 
 def _setup() -> Setup:
-    group: Any = group_kind()
-    no_bindings = nccl.unavailable()
-    effect, overlay = _patches()
-    name, taken = getattr(group, "__name__", ""), "torch-nccl" if no_bindings else "nccl"
-    return Setup(choice.unavailable("nccl"), taken, no_bindings, name, effect, overlay, torch.__version__)
+    name = getattr(group_kind(), "__name__", "")
+    return Setup(choice.unavailable("nccl"), nccl.unavailable(), name, *_patches(), torch.__version__)
 
 
 def _patches() -> tuple[str, str]:
@@ -149,7 +144,7 @@ def faults(setup: Setup) -> Check:
         return Check(name, Verdict.OK, f"{setup.group} with {setup.patches} survives all that docs/nccl.md lists")
     known = _NCCL2 if setup.group == "ProcessGroupNCCL2" else _CLASSIC
     found = f"{setup.group} of this torch does not survive: {'; '.join(known)}"
-    if setup.driver == "nccl":
+    if setup.no_bindings is None:
         return Check(name, Verdict.OK, f"{found}. The driver nccl does not use it")
     return Check(
         name,
@@ -187,7 +182,7 @@ def needed_variable(one: Needed, setup: Setup, environment: Mapping[str, str]) -
         return Check(one.name, Verdict.OK, "not set" if one.may_be_unset else "not set; backend='torch-nccl' sets it")
     said = given if name == one.name else f"{given}, by its old name {name}"
     remedy = f"unset {name} or set it to {one.value}: {one.why}"
-    serious = setup.driver == "torch-nccl" and setup.why_not is None
+    serious = setup.no_bindings is not None and setup.why_not is None
     return judged(one.name, given == one.value, said, remedy, Verdict.FAIL if serious else Verdict.NOTE)
 
 

@@ -22,9 +22,9 @@ from multiworld.cli.nccl_checks import (
 )
 
 #: stock torch with a device, without NVIDIA's bindings
-STOCK = Setup(None, "torch-nccl", "nccl4py cannot be used: No module named 'nccl'", "ProcessGroupNCCL", "", "", "2.6.0")
+STOCK = Setup(None, "nccl4py cannot be used: No module named 'nccl'", "ProcessGroupNCCL", "", "", "2.6.0")
 PATCHED = replace(STOCK, patches="the patched wheel")
-BINDINGS = replace(STOCK, driver="nccl", no_bindings=None)
+BINDINGS = replace(STOCK, no_bindings=None)
 WITHOUT_DEVICE = replace(STOCK, why_not="torch sees no CUDA device")
 
 
