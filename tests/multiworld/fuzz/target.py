@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import random
 import resource
 import socket
@@ -19,6 +20,7 @@ import torch
 
 from multiworld import BrokenWorldException, MultiWorld, MultiWorldError, World
 from multiworld.operations import collectives, p2p
+from multiworld.rendezvous.renewal import HeldLane
 from multiworld.session.session import Session
 from tests.multiworld.fuzz.frames import Generator
 from tests.multiworld.procs import wait_until
@@ -143,10 +145,10 @@ class Fuzzed:
         """Have the data connection of the member that is ours to play as well."""
         real = Session._connect
 
-        def connect(session: Session, socks: Mapping[int, socket.socket], *args: Any) -> None:
+        def connect(session: Session, socks: Mapping[int, socket.socket | HeldLane], *args: Any) -> None:
             if session.name == "fuzzed" and 0 in socks:
                 self._socket.close()
-                self._socket = socks[0].dup()
+                self._socket = socket.socket(fileno=os.dup(socks[0].fileno()))
                 self._socket.setblocking(False)
             real(session, socks, *args)
 
