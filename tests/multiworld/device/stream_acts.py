@@ -68,6 +68,35 @@ def fails_later(context: Context, place: Place, rank: int, then: str) -> Any:
     return run(main)
 
 
+def late(context: Context, place: Place, rank: int, in_a_thread: bool) -> Any:
+    """Process 0 enqueues what is matched only after its caller has an operation for it, and says so."""
+
+    async def main() -> Any:
+        async with world(place, rank, 2) as w:
+            await met(w, rank)
+            await w.barrier()
+            if rank:
+                got = room(64)
+                await w.recv_object(0, tag=5)
+                await w.recv(got, 0, stream=True)
+                await w.synchronize()
+                return got.cpu()[0].item()
+            context.send(os.getpid())
+            await asyncio.to_thread(context.recv)
+            send, sent, operations = w.sync.send, numbers(64, 7), w.member.session.engine.operations
+            call = asyncio.to_thread(send, sent, 1, stream=True) if in_a_thread else w.send(sent, 1, stream=True)
+            sending = asyncio.ensure_future(call)
+            while not operations:
+                await asyncio.sleep(0.001)
+            await w.send_object("now", 1, tag=5)
+            await sending
+            context.send("enqueued")
+            await w.synchronize()
+            return len(operations)
+
+    return run(main)
+
+
 def forgotten(_: Context, place: Place, rank: int, count: int) -> Any:
     """Enqueue, and wait until nothing of that is held; whether compiled code launched all of it."""
 

@@ -25,6 +25,17 @@ def test_transfers_are_enqueued_ahead_of_the_device(members: Cluster) -> None:
     assert [worker.result() for worker in workers] == [[float(value) for value in range(30)]] * 2
 
 
+@pytest.mark.parametrize("in_a_thread", [False, True])
+def test_a_transfer_that_is_matched_late_is_enqueued_all_the_same(members: Cluster, in_a_thread: bool) -> None:
+    workers = [members.start(stream_acts.late, rank, in_a_thread) for rank in range(2)]
+    with Remote(members.control, workers[0].recv()) as block:
+        block.inject("ncclSend", Action.HOLD)
+        workers[0].send("go")
+        assert workers[0].recv() == "enqueued", "it waits for the device"
+        block.lift("ncclSend")
+    assert [worker.result() for worker in workers] == [0, 7.0]
+
+
 def test_nothing_is_held_of_what_is_over(members: Cluster, backend: str) -> None:
     for name, (alone, left, counts) in zip(("send", "recv"), members.all(2, stream_acts.forgotten, 50), strict=True):
         assert (alone, left, counts[name]) == (True, 0, 51)
