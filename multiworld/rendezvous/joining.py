@@ -404,16 +404,15 @@ class Rendezvous:
 
         def given_up() -> bool:
             nonlocal last_look
-            if time.monotonic() - last_look > LONGEST_PAUSE + CROWD_SECONDS * self._job.crowd:
-                last_look = time.monotonic()
-                return self._is_over(generation, claims)
-            return self._cancelled()
+            due = time.monotonic() - last_look > LONGEST_PAUSE + CROWD_SECONDS * self._job.crowd
+            last_look = time.monotonic() if due else last_look
+            return self._cancelled() or (due and self._is_over(generation, claims))
 
         try:
             dialler = PeerDialler(config.name, generation, place, claims, config.network, self._near)
             # A peer most likely has as many joins under way as this process.
             patience = lambda: STEP_SECONDS + CROWDED_STEP_SECONDS * self._job.crowd  # noqa: E731
-            over = lambda: self._ledger.generation() != generation  # noqa: E731
+            over = lambda: self._cancelled() or self._ledger.generation() != generation  # noqa: E731
             rest = self._unconnected, self._kept.among(claims)
             return (yield from wire(dialler, acceptor, self._deadline, patience, given_up, over, *rest))
         except WiringFailed as failed:

@@ -434,12 +434,14 @@ def _all_ready(
     """Wait until all members are ready: the lowest one hears it from each, and then tells them."""
     lowest = min(wires.controls, default=place)
     hosts = [] if place <= lowest else [lowest]
+    if cancelled():  # with connections that were kept, nothing has been waited for
+        raise WiringFailed(lowest, "it was given up here")
     _say(wires, hosts)
     for peer in hosts or wires.controls:
         with _blaming(peer):
             yield from _ready(wires.controls[peer], acceptor, left, cancelled)
     if not hosts and over():
-        raise WiringFailed(place, "the others have gone on")
+        raise WiringFailed(lowest, "the others have gone on")
     _say(wires, [] if hosts else wires.controls)
 
 

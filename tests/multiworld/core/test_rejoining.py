@@ -26,6 +26,8 @@ from multiworld import (
 )
 from multiworld.events import Event
 from multiworld.lab.context import Context
+from multiworld.rendezvous import joining
+from multiworld.rendezvous.wiring import PeerDialler, wire
 from multiworld.worlds import rejoining
 
 SECONDS = 30.0
@@ -203,6 +205,33 @@ def test_the_last_cancelled_rejoin_gives_up_and_the_next_begins_anew(both: Both)
         return generation
 
     assert asyncio.run(main()) == both.b.generation
+
+
+def test_a_rejoin_that_was_given_up_does_not_take_the_others_along(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All have met, over connections that were kept, and there is nothing to wait for: it ends all the same."""
+    reached, gate = threading.Event(), threading.Event()
+
+    def held(dialler: PeerDialler, *rest: Any) -> Any:
+        if dialler.rank == 0 and not reached.is_set():
+            reached.set()
+            assert gate.wait(SECONDS)
+        return wire(dialler, *rest)
+
+    monkeypatch.setattr(joining, "wire", held)
+    both.a.abort("on purpose")
+    wait_until(lambda: both.b.failure is not None, SECONDS, "the break was not noticed")
+
+    async def main() -> None:
+        other = asyncio.ensure_future(asyncio.to_thread(both.b.sync.rejoin))
+        first = asyncio.ensure_future(both.a.rejoin())
+        assert await asyncio.to_thread(reached.wait, SECONDS)
+        first.cancel()
+        await asyncio.wait([first])
+        gate.set()
+        await asyncio.gather(both.a.rejoin(), other)
+
+    asyncio.run(main())
+    assert both.a.generation == both.b.generation == 3
 
 
 def test_a_forked_child_does_not_wait_for_the_rejoin_of_its_parent(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
