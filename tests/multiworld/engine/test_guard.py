@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine.test_binding import DONE, OWED, SECONDS, Two, events_of, frame, recv, send, start_recv, start_send
+from engine.pairs import DONE, OWED, SECONDS, Two, events_of, frame, recv, send, start_recv, start_send
 
 from multiworld.matching.protocol import Mode
 from tests.multiworld.engine.reference.frames import HEADER, Kind
@@ -117,7 +117,7 @@ IN_A_FORK = """
 import os, socket, sys
 sys.path[:0] = [{tests!r}]
 from engine.test_guard import guards, owe, read_all
-from engine.test_binding import Two
+from engine.pairs import Two
 from multiworld.engine import library
 native = library.module()
 for generation in range(3):
@@ -153,7 +153,7 @@ WITHOUT_GIL = """
 import ctypes, subprocess, sys, time
 sys.path[:0] = [{tests!r}]
 from engine.test_guard import READER, owe
-from engine.test_binding import Two
+from engine.pairs import Two
 from multiworld.engine import library
 two = Two(library.module(), bare=True)
 owed = owe(two)

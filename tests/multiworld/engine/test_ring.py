@@ -20,7 +20,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from engine.test_binding import (
+from engine.pairs import (
     BYE,
     DONE,
     LANE_ENDED,
