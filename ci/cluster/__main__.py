@@ -8,25 +8,21 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
-import uv
 
 from build.cli import guarded, only, run
 from build.console import console, err_console
 from build.errors import HostsError, PendingError, UsageError
-from build.paths import REPO
 from build.wheelhouse import signer
 from ci.cluster import results, slurm
 from ci.cluster.lock import REQUEST, Request
 from ci.cluster.results import Result, problems
 
-ANSIBLE = REPO / "ci" / "ansible"
-_PLAYBOOK = [sys.executable, "-m", "ansible", "playbook"]
+ANSIBLE = Path(__file__).resolve().parents[1] / "ansible"
 #: Seconds that Ansible has to end after Ctrl-C.
 _GRACE = 10.0
 
@@ -62,21 +58,18 @@ def install(
     Exit status: 0 all hosts are as wanted; 25 some are not; 26 --check found hosts that would change; 2 the command
     line is wrong.
     """
-    words = list(specs or ())
+    words = specs or []
     names = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
     if bool(names) + bool(lock) + bool(roll_back) + status != 1:
         raise UsageError("name one of these: what to install, --lock, --roll-back or --status")
     believed = signer.named(key, identity, issuer, trusted_root)
     if not names and (believed.name or index or wheels):
-        raise UsageError(
-            "--key, --identity, --index and --wheels are for what is named to install",
-            remedy="name NAME==VERSION instead of --lock, --roll-back or --status, or leave them out",
-        )
+        remedy = "name NAME==VERSION instead of --lock, --roll-back or --status, or leave them out"
+        raise UsageError("--key, --identity, --index and --wheels are for what is named to install", remedy=remedy)
     asked = Request(tuple(names), tuple(index or ()), str(wheels.resolve()) if wheels else "", believed)
-    wanted: dict[str, object] = {"name": asked.named() if names else ""}
-    wanted |= {"name": lock.stem, "lock": str(lock.resolve())} if lock else {}
-    wanted |= {"prefix": prefix, "keep": keep, "again": again, "serial": serial, "max_fail": max_fail, "after": after}
-    wanted |= {"status": status, "roll_back": roll_back, "drain": drain, "undrain": undrain}
+    wanted: dict[str, object] = {"name": lock.stem if lock else asked.named() if names else None, "after": after}
+    wanted |= {"lock": lock and str(lock.resolve()), "prefix": prefix, "keep": keep, "again": again, "serial": serial}
+    wanted |= {"max_fail": max_fail, "status": status, "roll_back": roll_back, "drain": drain, "undrain": undrain}
     if not (hosts or inventory):
         raise UsageError("name the hosts: --hosts LIST or --inventory FILE")
     with tempfile.TemporaryDirectory(prefix="install-") as folder:
@@ -96,17 +89,14 @@ def install(
     _judge(found)
 
 
-def _ansible(words: Sequence[str], variables: dict[str, object], folder: Path) -> None:
+def _ansible(words: list[str], variables: dict[str, object], folder: Path) -> None:
     """Run Ansible and tell what it says."""
-    (folder / "results").touch()
     given = {f"multiworld_torch_{name}": value for name, value in variables.items() if value is not None}
-    (folder / "play.json").write_bytes(msgspec.json.encode(given))
-    own = {"ANSIBLE_CONFIG": f"{ANSIBLE}/ansible.cfg", "ANSIBLE_SSH_EXECUTABLE": f"{ANSIBLE}/ssh"}
-    own |= {"PATH": f"{Path(uv.find_uv_bin()).parent}:{os.environ['PATH']}"}  # the role's default sends this uv
+    env = os.environ | {"ANSIBLE_CONFIG": f"{ANSIBLE}/ansible.cfg", "ANSIBLE_SSH_EXECUTABLE": f"{ANSIBLE}/ssh"}
     # No connection of another run, which ssh knows by the name of the host alone, whatever the configuration.
-    own |= {"ANSIBLE_HOME": str(folder), "ANSIBLE_SSH_CONTROL_PATH_DIR": f"{folder}/cp"}
-    env = {**os.environ, **own, "MULTIWORLD_RESULTS": f"{folder}/results"}
-    command = [*_PLAYBOOK, f"{ANSIBLE}/install.yml", f"--extra-vars=@{folder}/play.json", *words]
+    env |= {"ANSIBLE_HOME": str(folder), "ANSIBLE_SSH_CONTROL_PATH_DIR": f"{folder}/cp"}
+    command = [sys.executable, "-m", "ansible", "playbook", f"{ANSIBLE}/install.yml"]
+    command += [f"--extra-vars={msgspec.json.encode(given).decode()}", *words]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         try:
             for line in process.stdout or ():
@@ -121,10 +111,9 @@ def _ansible(words: Sequence[str], variables: dict[str, object], folder: Path) -
 
 def _judge(found: list[Result]) -> None:
     """Raise an error that names every host that is not as wanted."""
-    bad = [one for one in found if not one.good]
+    bad = [one for one in found if one.what]
     if not found:
-        remedy = "correct the list, the inventory or --limit, of which Ansible says more above"
-        raise UsageError("there are no hosts", remedy=remedy)
+        raise UsageError("there are no hosts", remedy="correct the list, inventory or --limit; Ansible says more above")
     if any(one.outcome != "would change" for one in bad):
         names = ",".join(one.host for one in bad)
         remedy = f"correct what is named, and run the same command again; for these hosts alone with --limit '{names}'"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import re
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
 import msgspec
-from packaging.requirements import InvalidRequirement, Requirement
+from filelock import FileLock
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from build.bootstrap import uv_settings
@@ -24,7 +23,7 @@ _GLIBC = (17, 28, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40)
 _PLACES = ("UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_NO_CONFIG")
 #: The request, in the folder of the locks.
 REQUEST = "request.json"
-_KIND = re.compile(r"3\.\d{1,2} \w{1,20} 2\.(\d{1,2})")
+_KIND = re.compile(r"Python (3\.\d{1,2}), (\w{1,20}), glibc 2\.(\d{1,2})")
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -50,10 +49,8 @@ class Request(msgspec.Struct, frozen=True):
         """
         try:
             first, *_ = [Requirement(spec) for spec in self.specs]
-        except (InvalidRequirement, ValueError) as error:
-            raise UsageError(
-                f"this cannot be installed: {error}", remedy="name what to install, NAME==VERSION"
-            ) from None
+        except ValueError as error:
+            raise UsageError(f"this cannot be installed: {error}", remedy="write it as NAME==VERSION") from None
         if self.wheels and {path.is_file() for path in Path(self.wheels).glob("*.whl")} != {True}:
             what = f"{self.wheels} has no wheels, or something else that is called so"
             raise UsageError(what, remedy="name a folder whose *.whl are files")
@@ -64,34 +61,29 @@ class Request(msgspec.Struct, frozen=True):
         pinned = [item.version for item in first.specifier if item.operator == "=="]
         return "-".join([canonicalize_name(first.name), *pinned])
 
-    def config(self) -> dict[str, Any]:
+    def config(self) -> dict[str, object]:
         """Return uv's configuration, by which a name that one place has is never taken from a later one."""
-        folder = [{"url": Path(self.wheels).as_uri(), "format": "flat"}] if self.wheels else []
-        places: list[dict[str, Any]] = [*folder, *({"url": url} for url in self.indexes)]
-        for last in places[-1:]:
-            last["default"] = True
-        return {"index": places, "index-strategy": "first-index"} if places else {}
+        places = [{"url": Path(self.wheels).as_uri(), "format": "flat"}] if self.wheels else []
+        places += [{"url": url} for url in self.indexes]
+        default = [place | {"default": True} for place in places[-1:]]
+        return {"index": places[:-1] + default, "index-strategy": "first-index"} if places else {}
 
 
-def lock(folder: Path, python: str, machine: str, glibc: str) -> Path:
+def lock(folder: str, kind: str) -> Path:
     """Return the lock for hosts of a kind, made once; a file of this machine is named by its path, and sent.
 
     Args:
         folder: has the request, and gets the lock.
-        python: version of Python, e.g. 3.11.
-        machine: architecture.
-        glibc: version of the C library, e.g. 2.36.
+        kind: what the module tells of a host, e.g. `Python 3.11, x86_64, glibc 2.36`.
     """
-    kind = _KIND.fullmatch(f"{python} {machine} {glibc}")
-    if kind is None or int(kind[1]) < _GLIBC[0]:
-        found = f"Python {python!r}, machine {machine!r}, glibc {glibc!r}"
-        raise UsageError(f"torch is not for this host: {found}", remedy="name another Python, or upgrade the host")
-    platform = f"{machine}-manylinux_2_{max(known for known in _GLIBC if known <= int(kind[1]))}"
-    file = folder / f"{python}-{platform}.toml"
-    with file.with_suffix(".wait").open("w") as wait:
-        fcntl.flock(wait, fcntl.LOCK_EX)
+    told = _KIND.fullmatch(kind)
+    if told is None or int(told[3]) < _GLIBC[0]:
+        raise UsageError(f"torch is not for this host: {kind!r}", remedy="name another Python, or upgrade the host")
+    python, platform = told[1], f"{told[2]}-manylinux_2_{max(known for known in _GLIBC if known <= int(told[3]))}"
+    file = Path(folder, f"{python}-{platform}.toml")
+    with FileLock(f"{file}.wait"):
         if not file.exists():
-            asked = msgspec.json.decode((folder / REQUEST).read_bytes(), type=Request)
+            asked = msgspec.json.decode(Path(folder, REQUEST).read_bytes(), type=Request)
             text = _compiled(asked, python, platform, file.with_suffix(".config"))
             if asked.signer.name:
                 trust.trusted(asked.indexes[0], asked.signer)[0].check(asked.indexes[0], asked.signer, _pinned(text))

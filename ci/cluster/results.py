@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -28,17 +27,12 @@ _MEANINGS = {
 }
 #: The project's own distributions, whose versions are shown.
 _OWN = ("torch", "torch-multiworld", "multiworld-torch-overlay")
-_UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"
-
-
-#: What the module says that became of a host.
-Outcome = Literal["installed", "rolled back", "unchanged", "looked", "would change", "not finished"]
 
 
 class Facts(msgspec.Struct, frozen=True):
     """What the module tells of a host; `wanted` is the release that it is to use, once that is made."""
 
-    outcome: Outcome = "not finished"
+    outcome: Literal["installed", "rolled back", "unchanged", "looked", "would change", "not finished"] = "not finished"
     release: str = ""
     kept: list[str] = []
     versions: dict[str, str] = {}
@@ -47,16 +41,12 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct):
-    """A host: what its tasks told, one after the other, and why one failed."""
+    """A host: what its tasks told, one after the other, and why it is not as wanted, empty where it is."""
 
     host: str
     outcome: str = "not finished"
     what: str = "the run ended before its turn"
     facts: Facts = Facts()
-
-    @property
-    def good(self) -> bool:
-        return self.outcome in ("installed", "rolled back", "unchanged", "looked")
 
     def hear(self, facts: object, outcome: str, why: str) -> None:
         """Take over what one task told; after a failure, nothing."""
@@ -71,13 +61,13 @@ class Result(msgspec.Struct):
             meaning = [meaning for words, meaning in _MEANINGS.items() if re.search(words, why)][:1]
             self.what = clean("\n".join([*meaning, why])) or "it gives no reason"
         elif self.outcome != "not finished":
-            self.what = "" if self.good else f"it would use {self.facts.wanted}"
+            self.what = f"it would use {self.facts.wanted}" if self.outcome == "would change" else ""
 
 
 def read(file: Path) -> list[Result]:
     """Return what became of each host."""
     found: dict[str, Result] = {}
-    for line in file.read_bytes().splitlines():
+    for line in file.read_bytes().splitlines() if file.exists() else ():
         with contextlib.suppress(ValueError):  # a line that a full disk has cut off
             told = json.loads(line)
             found.setdefault(told["host"], Result(told.pop("host"))).hear(**told)
@@ -88,10 +78,10 @@ def clean(text: str) -> str:
     """Return the beginning of what a host says, without what a terminal would obey and without frames of Python."""
     said = re.sub(r"Traceback \(most recent.*\n(?:[ \t].*\n)*", "", text.replace("\r", "").strip()[:2000])
     lines = said.splitlines()[:15]
-    return "\n".join("".join(char if char.isprintable() else _UNPRINTABLE for char in line) for line in lines)
+    return "\n".join("".join(char if char.isprintable() else "\ufffd" for char in line) for line in lines)
 
 
-def table(all_of: Sequence[Result]) -> Table:
+def table(all_of: list[Result]) -> Table:
     """Return one row for each host."""
     names = [name for name in _OWN if any(name in one.facts.versions for one in all_of)]
     made = console.table("hosts", "host", "outcome", "release", *names, "doctor", "kept")
@@ -103,11 +93,11 @@ def table(all_of: Sequence[Result]) -> Table:
         others = "\n".join(name for name in one.facts.kept if name != one.facts.release)
         cells = [one.host, one.facts.release, *(one.facts.versions.get(name, "") for name in names), doctor, others]
         host, *rest = (escape(clean(cell)) or "-" for cell in cells)
-        made.add_row(host, f"[{'green' if one.good else 'bold red'}]{one.outcome}[/]", *rest)
+        made.add_row(host, f"[{'bold red' if one.what else 'green'}]{one.outcome}[/]", *rest)
     return made
 
 
-def problems(all_of: Sequence[Result]) -> str:
+def problems(all_of: list[Result]) -> str:
     """Return the causes of the hosts that are not as wanted."""
-    bad = (f"{clean(one.host)}: {one.outcome}: {one.what}" for one in all_of if not one.good)
+    bad = (f"{clean(one.host)}: {one.outcome}: {one.what}" for one in all_of if one.what)
     return "\n".join(text.replace("\n", "\n    ") for text in bad)

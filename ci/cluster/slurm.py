@@ -40,9 +40,8 @@ def _numbers(brackets: str) -> list[str]:
 
 def inventory(text: str) -> dict[str, object]:
     """Return Ansible's inventory of a list."""
-    parted = {name: name.rpartition("@") for name in expand(text)}
-    hosts = {
-        name: {"ansible_host": address} | ({"ansible_user": user} if user else {})
-        for name, (user, _, address) in parted.items()
-    }
+    hosts: dict[str, dict[str, str]] = {}
+    for name in expand(text):
+        user, _, address = name.rpartition("@")
+        hosts[name] = {"ansible_host": address} | ({"ansible_user": user} if user else {})
     return {"all": {"hosts": hosts}}

@@ -160,7 +160,7 @@ LIARS = {
     "endless": ("exec yes", "does not answer as a module does"),
     "terminal": (r"printf '\033]0;owned\007\033[2J\n'; exit 1", "\N{REPLACEMENT CHARACTER}]0;owned"),
     "liar": (
-        """echo '{"host": {"python": "../..", "machine": "{{ 1 }}", "glibc": "9.9",
+        """echo '{"host": {"kind": "Python ../.., {{ 1 }}, glibc 9.9",
         "release": "", "kept": [], "versions": {}}}'""",
         "torch is not for this host",
     ),

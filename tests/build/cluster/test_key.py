@@ -40,20 +40,20 @@ def _key(path: Path) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-def request_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Request], Path]:
+def request_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Request], str]:
     """Return what writes a request into a folder of its own."""
 
-    def write(asked: Request) -> Path:
+    def write(asked: Request) -> str:
         folder = tmp_path_factory.mktemp("locks")
         (folder / REQUEST).write_bytes(msgspec.json.encode(asked))
-        return folder
+        return str(folder)
 
     return write
 
 
 def test_a_key(
     tmp_path: Path,
-    request_in: Callable[[Request], Path],
+    request_in: Callable[[Request], str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -71,7 +71,7 @@ def test_a_key(
 
     def locked(url: str) -> str:
         asked = Request(("multiworld-torch-overlay",), (f"{url}/simple",), signer=Signer(str(public)))
-        return lock(request_in(asked), python, platform.machine(), "2.39").read_text()
+        return lock(request_in(asked), f"Python {python}, {platform.machine()}, glibc 2.39").read_text()
 
     with served(house) as (url, _):
         assert "9.1.0" in locked(url)
@@ -89,7 +89,7 @@ def test_a_key(
 
 
 def test_every_file_in_turn(
-    tmp_path: Path, request_in: Callable[[Request], Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, request_in: Callable[[Request], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is read of a wheelhouse on the way to a host, each with another byte: refused here, or by uv on the host."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -103,7 +103,8 @@ def test_every_file_in_turn(
 
     def installed(url: str) -> bool:
         asked = Request(("multiworld-torch-overlay",), (f"{url}/simple",), signer=Signer(str(public)))
-        (tmp_path / "pylock.toml").write_text(lock(request_in(asked), OWN, platform.machine(), "2.39").read_text())
+        locked = lock(request_in(asked), f"Python {OWN}, {platform.machine()}, glibc 2.39")
+        (tmp_path / "pylock.toml").write_text(locked.read_text())
         command: list[str | Path] = [
             uv.find_uv_bin(),
             "pip",

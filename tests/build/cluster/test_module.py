@@ -127,6 +127,10 @@ def test_releases_are_switched_pruned_and_rolled_back_and_other_folders_stay(nod
 
 def test_what_is_ill_or_breaks_leaves_the_release_in_use(node: Node) -> None:
     node.install("1.0")
+    node.ill("1.0")
+    assert node.do("looked", doctor=True)["host"]["doctor"][0]["verdict"] == "fail", "to look is no failure"
+    (node.prefix / "current" / "bin" / "multiworld").write_text("#!/bin/sh\n")
+    assert "gives no verdicts" in node.do("looked", doctor=True)["host"]["doctor"][0]["found"]
     node.ill("2.0")
     assert "doctor finds failures: versions" in node.install("2.0")["msg"]
     lock = node.lock("3.0", sha256="0" * 64)

@@ -71,11 +71,11 @@ def test_ci_install_takes_it_from_that_job_alone(house: Path, root: Path, tmp_pa
     def locked(identity: str) -> str:
         signer = Signer(identity=identity, trusted_root=str(root))
         asked = lock.Request(("multiworld-torch-overlay",), (f"{url}/simple",), signer=signer)
-        kind = (".".join(map(str, sys.version_info[:2])), platform.machine(), "2.39")
+        kind = "Python {}.{}, {}, glibc 2.39".format(*sys.version_info[:2], platform.machine())
         folder = tmp_path / signer.identity.replace("/", "_")
         folder.mkdir()
         (folder / lock.REQUEST).write_bytes(msgspec.json.encode(asked))
-        return lock.lock(folder, *kind).read_text()
+        return lock.lock(str(folder), kind).read_text()
 
     with served(house) as (url, _):
         assert "9.1.0" in locked(ME)

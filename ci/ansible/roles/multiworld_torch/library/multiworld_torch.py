@@ -10,21 +10,18 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
-import json
 import os
 import platform
 import pwd
 import re
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-OPTIONS: dict[str, dict[str, Any]] = {
+OPTIONS: dict[str, dict[str, object]] = {
     # looked: read only; claimed: room and a driver are there, and the prefix is marked; made: the release is whole and
     # healthy; current: a release that was made is in use.
     "state": {"required": True, "choices": ["looked", "claimed", "made", "current"]},
@@ -60,17 +57,18 @@ class Host:
     """A host with its releases. Each state of the module is a method, which returns what it has found."""
 
     def __init__(self, module: AnsibleModule) -> None:
-        self.module, self.asked, self.dry = module, module.params, module.check_mode
-        self.undone = "would change" if self.dry else "not finished"
+        self.module, self.asked, self.fail = module, module.params, module.fail_json
+        self.undone = "would change" if module.check_mode else "not finished"
         text, home = self.asked["prefix"], os.path.expanduser("~")  # noqa: PTH111 - Path.home() may fail
         self.path = Path(os.path.expanduser(text))  # noqa: PTH111
         self.link, self.releases, self.cache = (self.path / name for name in ("current", "releases", "cache"))
+        self.uv = self.cache / "uv-program"
         self.lock = re.sub(r'\bpath = "[^"]*/', f'path = "{self.cache}/wheels/', self.asked["lock"])
         taken = {os.path.realpath(path) for path in ("/", home, *(user.pw_dir for user in pwd.getpwall()))}
         if not self.path.is_absolute() or os.path.realpath(str(self.path)) in taken:
-            module.fail_json(f"{text!r} cannot be the prefix: name a folder for this alone, absolute or below ~")
+            self.fail(f"{text!r} cannot be the prefix: name a folder for this alone, absolute or below ~")
         if self.path.exists() and not marked(self.path) and any(self.path.iterdir()):
-            module.fail_json(f"{self.path} has files of somebody else: name a new or an empty folder as the prefix")
+            self.fail(f"{self.path} has files of somebody else: name a new or an empty folder as the prefix")
 
     def kept(self) -> list[str]:
         """Return the whole releases, which have a lock, the one that was used last first."""
@@ -85,14 +83,13 @@ class Host:
         """Return the release in use, empty for none; a link of somebody else is refused."""
         found = self.link.resolve()
         if os.path.lexists(str(self.link)) and found.parent != self.releases.resolve():
-            self.module.fail_json(f"{self.link} is not a link of this installation: move it away")
+            self.fail(f"{self.link} is not a link of this installation: move it away")
         return found.name if found.name in self.kept() else ""
 
     def use(self, name: str) -> None:
         """Let the link name a release, in one step; without a name there is none."""
         new = self.path / ".current.new"
-        with contextlib.suppress(FileNotFoundError):
-            (new if name else self.link).unlink()
+        (new if name else self.link).unlink(missing_ok=True)
         if name:
             new.symlink_to(f"releases/{name}")
             new.replace(self.link)
@@ -117,73 +114,68 @@ class Host:
 
     def run(self, *words: str | Path, may_fail: bool = False) -> tuple[int, str, str]:
         """Run a command for as long as it may take; return its status, what it prints, and what is to be said of it."""
-        own = {"UV_CACHE_DIR": f"{self.cache}/uv", "UV_NO_CONFIG": "1", "UV_PYTHON_DOWNLOADS": "never"}
-        own.update(UV_SYSTEM_CERTS="1", PYTHONNOUSERSITE="1")
+        own = {"UV_CACHE_DIR": f"{self.cache}/uv", "UV_NO_CONFIG": "1", "UV_SYSTEM_CERTS": "1"}
         command = ["timeout", str(self.asked["timeout"]), *map(str, words)]
         status, out, err = self.module.run_command(command, environ_update=own)
         how = "did not end in time" if status == 124 else f"failed with status {status}"
         end = "\n".join((err.strip() or out).splitlines()[-12:])
         why = f"{' '.join([Path(words[0]).name, *map(str, words[1:3])])[:80]} {how}\n{end}"
         if status and not may_fail:
-            self.module.fail_json(why)
+            self.fail(why)
         return status, out, why
 
     def doctor(self, folder: Path) -> list[dict[str, str]]:
-        """Return what `multiworld doctor` finds; nothing where multiworld is not part of the release."""
-        program = folder / "bin" / "multiworld"
-        if not program.exists():
-            return []
-        try:
-            found = json.loads(self.run(program, "doctor", "--json", may_fail=True)[1])["checks"]
-            return [{key: str(check[key]) for key in ("name", "verdict", "found")} for check in found]
-        except (ValueError, KeyError, TypeError):
-            return [{"name": "multiworld doctor --json", "verdict": "fail", "found": "it gives no verdicts"}]
+        """Return what `multiworld doctor` finds; nothing where multiworld is not part of the release.
 
-    def healthy(self, folder: Path) -> list[dict[str, str]]:
-        """Return what `multiworld doctor` finds, which is no failure."""
-        checks = self.doctor(folder)
-        if bad := [f"{check['name']}: {check['found']}" for check in checks if check["verdict"] == "fail"]:
-            self.module.fail_json("multiworld doctor finds failures: " + "; ".join(bad))
+        A release that is to be used must be well.
+        """
+        program = folder / "bin" / "multiworld"
+        out = self.run(program, "doctor", "--json", may_fail=True)[1] if program.exists() else '{"checks": []}'
+        try:
+            found = self.module.from_json(out)["checks"]
+            checks = [{key: str(check[key]) for key in ("name", "verdict", "found")} for check in found]
+        except (ValueError, KeyError, TypeError):
+            checks = [{"name": "multiworld doctor --json", "verdict": "fail", "found": "it gives no verdicts"}]
+        bad = [f"{check['name']}: {check['found']}" for check in checks if check["verdict"] == "fail"]
+        if bad and self.asked["state"] != "looked":
+            self.fail("multiworld doctor finds failures: " + "; ".join(bad))
         return checks
 
-    def looked(self) -> dict[str, Any]:
+    def looked(self) -> dict[str, object]:
         ours = self.used()  # nothing that a foreign link leads to is run
         return {"outcome": "looked", "doctor": self.doctor(self.link) if ours else []} if self.asked["doctor"] else {}
 
-    def claimed(self) -> dict[str, Any]:
+    def claimed(self) -> dict[str, object]:
         runtimes = re.findall(r'name = "nvidia-cuda-runtime[^"]*"\s+version = "(\d+)', self.lock)
         least, have = max(map(int, runtimes), default=0), self.locks()
         if 0 < cuda() < least:
-            what = f"NVIDIA's driver is too old: it is for CUDA {cuda()}, and the release needs CUDA {least}"
-            self.module.fail_json(what)
+            self.fail(f"NVIDIA's driver is too old: it is for CUDA {cuda()}, and the release needs CUDA {least}")
         sizes = re.findall(r'\bsize = (\d+)[^"]*sha256 = "(\w+)"', self.lock)
         need = LEAST + UNPACKED * sum(int(size) for size, digest in sizes if digest not in have)
         there = next(path for path in (self.path, *self.path.parents) if path.exists())
         free = shutil.disk_usage(str(there)).free
         if need > free:
-            what = f"the release needs {need >> 20} MB, {free >> 20} MB are free in {there}"
-            self.module.fail_json(f"the disk is full: {what}")
-        if not self.dry:
+            self.fail(f"the disk is full: the release needs {need >> 20} MB, {free >> 20} MB are free in {there}")
+        if not self.module.check_mode:
             for folder in (self.releases, self.cache / "wheels"):
                 folder.mkdir(parents=True, exist_ok=True)
             (self.path / MARK).touch()
         return {"changed": True, "wanted": self.asked["release"], "outcome": self.undone}
 
-    def made(self) -> dict[str, Any]:
+    def made(self) -> dict[str, object]:
         """Have a release that is whole and healthy: of a lock, or else a kept one."""
         name = self.asked["release"]
         kept = [one for one in self.kept() if one.startswith(name)]
         if self.lock and (self.asked["again"] or not kept):
-            return self.claimed() if self.dry else self.filled()
+            return self.claimed() if self.module.check_mode else self.filled()
         if not self.lock:
             kept = [one for one in kept if one == name] or kept
-            if len(kept) != 1:
-                names = ", ".join(self.kept()) or "none"
-                self.module.fail_json(f"{len(kept)} kept releases begin with {name!r}; kept are: {names}")
+        if not self.lock and len(kept) != 1:
+            self.fail(f"{len(kept)} kept releases begin with {name!r}; kept are: {', '.join(self.kept()) or 'none'}")
         outcome = "unchanged" if kept[0] == self.used() else self.undone
-        return {"wanted": kept[0], "doctor": self.healthy(self.releases / kept[0]), "outcome": outcome}
+        return {"wanted": kept[0], "doctor": self.doctor(self.releases / kept[0]), "outcome": outcome}
 
-    def filled(self) -> dict[str, Any]:
+    def filled(self) -> dict[str, object]:
         """Make an environment; whatever stops this, no part of it stays."""
         self.claimed()
         self.prune()
@@ -194,19 +186,18 @@ class Host:
         (folder / MARK).touch()
         try:
             lock.write_text(self.lock, encoding="utf-8")
-            uv = self.cache / "uv-program"
             # It raises for another architecture, where a shell goes on.
-            subprocess.call([uv, "--version"], stdout=subprocess.DEVNULL)
-            self.run(uv, "venv", "--allow-existing", "--python", sys.executable, folder)
-            self.run(uv, "pip", "sync", "--preview-features", "pylock", "--python", folder / "bin" / "python", lock)
-            found = self.healthy(folder)
+            self.module.run_command([str(self.uv), "--version"], handle_exceptions=False)
+            self.run(self.uv, "venv", "--allow-existing", "--python", sys.executable, folder)
+            self.run(self.uv, "pip", "sync", "--preview-features", "pylock", "--python", folder / "bin/python", lock)
+            found = self.doctor(folder)
             lock.rename(folder / LOCK)
         finally:
             if lock.exists():
                 self.prune()
         return {"changed": True, "wanted": folder.name, "doctor": found, "outcome": self.undone}
 
-    def current(self) -> dict[str, Any]:
+    def current(self) -> dict[str, object]:
         """Have a kept release in use; if what follows the switch fails, that of before."""
         after, old = ("sh", "-c", self.asked["after"]), self.used()
         self.use(self.asked["release"])
@@ -215,20 +206,17 @@ class Host:
             self.use(old)
             if old:
                 self.run(*after, may_fail=True)
-            self.module.fail_json(f"{why}\nthe host runs {old or 'no release'} as before")
+            self.fail(f"{why}\nthe host runs {old or 'no release'} as before")
         self.prune()
         return {"changed": True, "outcome": "installed" if self.lock else "rolled back"}
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Return what the host is and what it runs."""
-        uv = self.cache / "uv-program"
         names = (path.stem.partition("-") for path in self.link.glob("lib/python*/site-packages/*.dist-info"))
         return {
             "prefix": str(self.path),
-            "python": ".".join(map(str, sys.version_info[:2])),
-            "machine": os.uname().machine,
-            "glibc": platform.libc_ver()[1],
-            "uv": uv.stat().st_size if uv.exists() else 0,
+            "kind": "Python {}.{}, {}, {} {}".format(*sys.version_info[:2], os.uname().machine, *platform.libc_ver()),
+            "uv": self.uv.stat().st_size if self.uv.exists() else 0,
             "release": self.used(),
             "kept": self.kept(),
             "versions": {name.lower().replace("_", "-"): version for name, _, version in names},
