@@ -132,15 +132,17 @@ def test_wheels_of_a_folder_are_sent_and_the_role_works_by_itself(site: Site) ->
     options = ("--python", sys.executable, "--no-index", "--find-links", folder)
     call(uv.find_uv_bin(), "pip", "compile", wanted, "-o", lock, *options)
     lock.write_text(lock.read_text().replace('url = "file://', 'path = "'))
-    role = {"role": "multiworld_torch", "multiworld_torch_lock": str(lock), "multiworld_torch_uv": uv.find_uv_bin()}
-    play.write_text(f"- hosts: all\n  gather_facts: false\n  roles: [{role}]\n")
+    installs = {"multiworld_torch_lock": str(lock), "multiworld_torch_uv": uv.find_uv_bin()}
     env = clean() | {
         "ANSIBLE_ROLES_PATH": str(REPO / "ci" / "ansible" / "roles"),
         "ANSIBLE_HOME": str(site.top / "home"),
     }
     command: list[str | Path] = [sys.executable, "-m", "ansible", "playbook", "-i", inventory, play]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
+    for variables in ({"multiworld_torch_status": True}, installs):
+        role = {"role": "multiworld_torch", **variables}
+        play.write_text(f"- hosts: all\n  gather_facts: false\n  roles: [{role}]\n")
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
     assert version(site.prefix("one") / "current") == "2.0"
     assert not any(path.endswith(".whl") for _, path, _ in site.index.requests)
 

@@ -153,8 +153,7 @@ class Host:
         sizes = re.findall(r'\bsize = (\d+)[^"]*sha256 = "(\w+)"', self.lock)
         need = LEAST + UNPACKED * sum(int(size) for size, digest in sizes if digest not in have)
         there = next(path for path in (self.path, *self.path.parents) if path.exists())
-        free = shutil.disk_usage(str(there)).free
-        if need > free:
+        if need > (free := shutil.disk_usage(str(there)).free):
             self.fail(f"the disk is full: the release needs {need >> 20} MB, {free >> 20} MB are free in {there}")
         if not self.module.check_mode:
             for folder in (self.releases, self.cache / "wheels"):
