@@ -19,7 +19,7 @@ _MEANINGS = {
     "REMOTE HOST IDENTIFICATION HAS CHANGED": "its host key is not the one in known_hosts: another or a new machine",
     "host key is known for": "its host key is not in known_hosts: compare it, then add it, e.g. with ssh-keyscan",
     r"Permission denied \(": "ssh is not let in: a key of the agent or of its configuration must be in authorized_keys",
-    "minimum of Python|SyntaxError": "its Python is too old: name another, ansible_python_interpreter in the inventory",
+    "(minimum of|requires) Python|SyntaxError": "its Python is too old: set ansible_python_interpreter to another one",
     "Timed out after|expected time frame": "it hangs: its login or its Python does not answer",
     "Exec format error": "uv is for another architecture: -- -e multiworld_torch_uv=PATH names one for this host's",
     "No space left on device|quota exceeded": "its disk is full: free space there, or name another --prefix",

@@ -38,9 +38,21 @@ def test_an_answer_that_is_not_the_modules_fails_its_host(facts: object, tmp_pat
     assert (one.outcome, one.what) == ("failed", "its answer is not that of the module")
 
 
-def test_a_full_disk_is_told_with_what_to_do(tmp_path: Path) -> None:
-    """Whoever says it: uv has it at the end of a list of causes."""
-    why = "uv-program pip sync failed with status 1\nerror: failed\n  cause: No space left on device (os error 28)"
+@pytest.mark.parametrize(
+    ("why", "meaning"),
+    [
+        # Whoever says it: uv has it at the end of a list of causes.
+        (
+            "uv-program pip sync failed with status 1\nerror: failed\n  cause: No space left on device (os error 28)",
+            "its disk is full: free space there, or name another --prefix",
+        ),
+        # Words of ansible-core 2.21.
+        (
+            "Ansible requires Python 3.9 or newer on the target. Current version: 3.8.18 (default)",
+            "its Python is too old: set ansible_python_interpreter to another one",
+        ),
+    ],
+)
+def test_a_cause_is_told_with_what_to_do(why: str, meaning: str, tmp_path: Path) -> None:
     (one,) = told(tmp_path, event("one", None, "failed", why))
-    assert one.what.splitlines()[0] == "its disk is full: free space there, or name another --prefix"
-    assert "os error 28" in one.what
+    assert one.what == f"{meaning}\n{why}"
