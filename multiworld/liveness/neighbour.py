@@ -19,6 +19,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from multiworld.liveness.pulse import THREAD_NAME
 
@@ -35,8 +36,7 @@ class Presence(enum.Enum):
     GONE = "gone"
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessId:
+class ProcessId(NamedTuple):
     """A process, beyond doubt: ``machine`` is this boot and namespace, ``started`` in clock ticks since boot."""
 
     machine: str

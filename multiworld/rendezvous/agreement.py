@@ -72,7 +72,7 @@ class Agreement:
             StaleGeneration: the others have gone on without us.
             TooFewMembers: ``min_size`` are not left.
         """
-        found: list[Claim] = []
+        found: Sequence[Claim] = ()
         for earlier in range(self._roll.after + 1, generation):
             found = ledger.members(earlier) or found
             self.check(found, earlier)
@@ -87,7 +87,7 @@ class Agreement:
         if guests is None:
             guests = ledger.invite(after, self._roll.guests)
         self._probe(found, now=True)  # they could not all meet
-        return found or [*self._roll.members, *guests]
+        return [*found] or [*self._roll.members, *guests]
 
     def check(self, roster: Sequence[Claim], generation: int) -> None:
         """Raise, as ``candidates`` does, for a roster that is not for us; an empty one says nothing."""
@@ -99,7 +99,7 @@ class Agreement:
             what = f"{len(roster)} members are left, and min_size is {self._roll.min_size}"
             raise TooFewMembers(what=what, left=len(roster))
 
-    def look(self, ledger: Ledger, generation: int, candidates: Sequence[Claim]) -> tuple[list[Claim] | None, int]:
+    def look(self, ledger: Ledger, generation: int, candidates: Sequence[Claim]) -> tuple[Sequence[Claim] | None, int]:
         """Look for the roster of ``generation``, and close it where that is for us to do; None while it is open. The
         newest generation after that: where it is another one, others may have gone on, and forgotten another roster."""
         roster, newest = ledger.look(generation)

@@ -8,11 +8,11 @@ then each candidate claims its identity, and the roster says who is in.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from multiworld.errors import RendezvousError
 from multiworld.liveness.neighbour import ProcessId
@@ -20,8 +20,7 @@ from multiworld.store.agreed_keys import NUMBER, READ, keys_of
 from multiworld.transport.greeting import PROTOCOL
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """A rank taken by one incarnation of a process, and how to reach it. ``incarnation`` is a random number, new for
     every attempt to join; ``protocol`` is 1 where a claim has none; ``local`` names a listener for lanes of processes
     on the same host, if there is one; ``identity`` is that of the member in all generations; ``since`` is when it was
@@ -41,7 +40,7 @@ class Claim:
     kept: str = ""
 
     def packed(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
+        return json.dumps(self._asdict(), sort_keys=True)
 
     @property
     def process(self) -> ProcessId:
@@ -54,11 +53,8 @@ class Claim:
             return _claim(json.loads(value))
 
 
-_FIELDS = {name: type(empty) for name, empty in asdict(Claim("", "", 0, "", 0, 0, "", 0)).items()}
+_KINDS = [*map(type, Claim("", "", 0, "", 0, 0, "", 0))]
 Rank = TypeVar("Rank", int, str)
-
-
-_KINDS = [*_FIELDS.values()]
 #: the size of a generation whose members its roster names
 BY_ROSTER: Final = 0
 #: what the names of all worlds of a store are under; no world's keys begin with it
@@ -66,12 +62,13 @@ _NAMES: Final = "multiworld-names"
 
 
 def _packed(claims: Iterable[Claim]) -> str:
-    return f"[{','.join(claim.packed() for claim in claims)}]"
+    return json.dumps([claim._asdict() for claim in claims], sort_keys=True)
 
 
-def _claims(value: str) -> list[Claim]:
+@functools.lru_cache(maxsize=4)  # all members of a process read the same roster
+def _claims(value: str) -> tuple[Claim, ...]:
     with _ours():
-        return [_claim(fields) for fields in json.loads(value)]
+        return tuple(map(_claim, json.loads(value)))
 
 
 @contextlib.contextmanager
@@ -88,11 +85,11 @@ def _ours() -> Iterator[None]:
 
 def _claim(fields: dict[str, Any]) -> Claim:
     """Other versions have other fields: a missing one is empty, a new one is left out."""
-    values: list[Any] = [*map(fields.get, _FIELDS)]
+    values: list[Any] = [*map(fields.get, Claim._fields)]
     if [*map(type, values)] != _KINDS:
-        fields = {"protocol": 1, **fields}
-        values = [value if type(value := fields.get(name)) is kind else kind() for name, kind in _FIELDS.items()]
-    return Claim(*values)
+        values = [*map({"protocol": 1, **fields}.get, Claim._fields)]
+        values = [value if type(value) is kind else kind() for value, kind in zip(values, _KINDS, strict=True)]
+    return Claim._make(values)
 
 
 def names_of(store: Any) -> Iterator[str]:
@@ -139,7 +136,7 @@ class Ledger:
             return self.claimed(generation, rank)
         return roster[rank] if rank < len(roster) else None
 
-    def opened(self, generation: int, after: int) -> tuple[list[Claim], list[Claim] | None, int | None]:
+    def opened(self, generation: int, after: int) -> tuple[Sequence[Claim], Sequence[Claim] | None, int | None]:
         """The roster of a generation, the newcomers that were invited in ``after``, and the size, as far as they are
         there."""
         names = f"{generation}/roster", f"{after}/guests", f"{generation}/size"
@@ -147,12 +144,12 @@ class Ledger:
         invited = None if guests is None else _claims(guests)
         return _claims(roster or "[]"), invited, None if size is None else int(size)
 
-    def close_roster(self, generation: int, members: Sequence[Claim]) -> tuple[list[Claim], int]:
+    def close_roster(self, generation: int, members: Sequence[Claim]) -> tuple[Sequence[Claim], int]:
         """Say who is in, by rank, unless another process has: what counts, and the newest generation then. Nobody means
         that it was given up."""
         return self._roster_and_newest(generation, _packed(members))
 
-    def look(self, generation: int) -> tuple[list[Claim] | None, int]:
+    def look(self, generation: int) -> tuple[Sequence[Claim] | None, int]:
         """The roster, None if it is open, and the newest generation then."""
         return self._roster_and_newest(generation, READ)
 
@@ -160,26 +157,26 @@ class Ledger:
         roster, newest = self._keys.exchange({f"{generation}/roster": wanted, "generation": NUMBER})
         return None if roster is None else _claims(roster), int(newest or 0)
 
-    def roster(self, generation: int) -> list[Claim] | None:
+    def roster(self, generation: int) -> Sequence[Claim] | None:
         """The roster; None if it is open, or there is none."""
         value = self._keys.read(f"{generation}/roster")
         return None if value is None else _claims(value)
 
-    def members(self, generation: int) -> list[Claim]:
+    def members(self, generation: int) -> Sequence[Claim]:
         """The members of a generation of either kind, by rank; nobody if they have not met."""
         roster = self.roster(generation)
         if roster is not None or not self.sealed(generation):
-            return roster or []
+            return roster or ()
         return list(self.claims(generation, range(self.size(generation) or 0)).values())
 
-    def invite(self, generation: int, guests: Sequence[Claim]) -> list[Claim]:
+    def invite(self, generation: int, guests: Sequence[Claim]) -> Sequence[Claim]:
         """Say which newcomers the generation after this one takes in, unless another process has: what counts."""
         return _claims(self._keys.put_first(f"{generation}/guests", _packed(guests)))
 
-    def guests(self, generation: int) -> list[Claim]:
+    def guests(self, generation: int) -> Sequence[Claim]:
         """The newcomers that were invited."""
         value = self._keys.read(f"{generation}/guests")
-        return _claims(value) if value else []
+        return _claims(value) if value else ()
 
     def agree_size(self, generation: int, size: int) -> int:
         """The size of this generation: ours if we are the first to say."""

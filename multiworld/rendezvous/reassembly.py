@@ -8,7 +8,7 @@ import json
 import random
 import socket
 import time
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -95,10 +95,10 @@ class Reassembly(Rendezvous):
     def _our_claim(self, incarnation: str) -> Claim:
         for claim in self._roll.members:
             if claim.identity == self._config.identity:  # where we are reached stays the same
-                return replace(claim, incarnation=incarnation, since=time.time(), kept=self._kept.told())
+                return claim._replace(incarnation=incarnation, since=time.time(), kept=self._kept.told())
         return super()._our_claim(incarnation)
 
-    def _look(self, generation: int) -> list[Claim] | None:
+    def _look(self, generation: int) -> Sequence[Claim] | None:
         roster, newest = self._agreement.look(self._ledger, generation, self._candidates)
         if newest != generation:
             raise Moved
@@ -160,11 +160,11 @@ class Newcomer(Reassembly):
         knocked = 0
         while True:
             self._check_time()
-            invited = self._ledger.guests(knocked) if knocked else []
+            invited = self._ledger.guests(knocked) if knocked else ()
             if any(claim.identity == self._config.identity for claim in invited):
                 return Roll(knocked, tuple(self._ledger.members(knocked)))
             complete = newest = self._ledger.generation()
-            members = self._ledger.members(newest) if newest and self._ledger.sealed(newest) else []
+            members = self._ledger.members(newest) if newest and self._ledger.sealed(newest) else ()
             if not members and self._by_rank is not None and self._by_rank == self._ledger.size(newest):
                 complete, members = _passed_over(self._ledger, newest, self._by_rank)
                 if not members:
@@ -246,14 +246,14 @@ class Replacement(Rendezvous):
 _FAR = 64
 
 
-def _passed_over(ledger: Ledger, newest: int, size: int) -> tuple[int, list[Claim]]:
+def _passed_over(ledger: Ledger, newest: int, size: int) -> tuple[int, Sequence[Claim]]:
     """The last complete generation before one that was opened by rank, and its members, if none has come to that."""
     complete = next((one for one in range(newest - 1, max(0, newest - _FAR), -1) if ledger.sealed(one)), 0)
     members = ledger.members(complete)
     if not members:
-        return complete, []
+        return complete, ()
     came = {claim.identity for claim in ledger.claims(newest, range(size)).values()}
-    return complete, [] if any(claim.identity in came for claim in members) else members
+    return complete, () if any(claim.identity in came for claim in members) else members
 
 
 def _refused(said: bytes) -> RendezvousError:

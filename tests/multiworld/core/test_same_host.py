@@ -12,7 +12,6 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,28 +78,28 @@ def test_a_setting_that_is_none_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def _of_another_host(claim: Claim) -> Claim:
-    return replace(claim, machine="another-boot pid:[1] net:[1]")
+    return claim._replace(machine="another-boot pid:[1] net:[1]")
 
 
 def _of_another_network(claim: Claim) -> Claim:
     boot, processes, _ = neighbour.machine().split()
-    return replace(claim, machine=f"{boot} {processes} net:[1]")
+    return claim._replace(machine=f"{boot} {processes} net:[1]")
 
 
 def _of_an_unknown_host(claim: Claim) -> Claim:
-    return replace(claim, machine="")
+    return claim._replace(machine="")
 
 
 def _of_a_name_that_is_not_here(claim: Claim) -> Claim:
-    return replace(claim, local="0" * 32)
+    return claim._replace(local="0" * 32)
 
 
 def _of_a_name_that_no_endpoint_makes(claim: Claim) -> Claim:
-    return replace(claim, local="\ud800/../" + claim.local)
+    return claim._replace(local="\ud800/../" + claim.local)
 
 
 def _without_a_name(claim: Claim) -> Claim:
-    return replace(claim, local="")
+    return claim._replace(local="")
 
 
 @pytest.mark.parametrize(
