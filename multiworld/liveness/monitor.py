@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from multiworld.config import Heartbeat
@@ -137,7 +137,7 @@ class _Member:
     """One session and the peers that it watches now."""
 
     def __init__(
-        self, session: Watched, claims: Mapping[int, PeerPlace], heartbeat: Heartbeat, dial: DialPeer, clock: Clock
+        self, session: Watched, claims: Sequence[PeerPlace], heartbeat: Heartbeat, dial: DialPeer, clock: Clock
     ) -> None:
         self.session = session
         self.claims = claims
@@ -186,7 +186,7 @@ class Monitor:
     def add(
         self,
         session: Watched,
-        claims: Mapping[int, PeerPlace],
+        claims: Sequence[PeerPlace],
         heartbeat: Heartbeat,
         pulses: dict[int, socket.socket],
         dial: DialPeer,
@@ -195,7 +195,7 @@ class Monitor:
 
         def work() -> None:
             if not self._closed:
-                member = self._members[session] = _Member(session, dict(claims), heartbeat, dial, self._hub.clock)
+                member = self._members[session] = _Member(session, claims, heartbeat, dial, self._hub.clock)
                 self._watch_ring(member, pulses)
                 self._hub.alarm(self._tick, self._hub.clock())  # in this turn, once for all that come in it
             for sock in self._arriving.pop(session).values():  # of peers that are not watched

@@ -89,14 +89,14 @@ class Elsewhere(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """A generation whose members have all met, after ``seconds``. ``config`` has our rank and the size; ``acceptor``
-    answers for our membership from now on."""
+    """A generation whose members have all met, after ``seconds``. ``config`` has our rank and the size, ``claims`` are by
+    rank; ``acceptor`` answers for our membership from now on."""
 
     config: WorldConfig
     generation: int
     wires: Wires
     acceptor: HandshakeAcceptor
-    claims: dict[int, Claim]
+    claims: tuple[Claim, ...]
     seconds: float
 
 
@@ -297,15 +297,15 @@ class Rendezvous:
         acceptor = HandshakeAcceptor(self._endpoint, *where, withdrawn=self._cancelled, on_arrival=_waker(self._job))
         try:
             claims = yield from self._gather(generation, incarnation)
-            wires = yield from self._wire(generation, place, claims, acceptor)
+            order = sorted(claims)
+            rank, members = order.index(place), tuple(map(claims.__getitem__, order))
+            wires = yield from self._wire(generation, rank, members, order, acceptor)
         except BaseException:
             acceptor.close()
             raise
-        order = sorted(claims)
-        config = replace(config, rank=order.index(place), size=len(order))
-        self._clean_up(generation, config.rank)
-        members = dict(enumerate(claims[one] for one in order))
-        return Meeting(config, generation, wires.by_rank(order), acceptor, members, time.monotonic() - self._started)
+        self._clean_up(generation, rank)
+        config = replace(config, rank=rank, size=len(order))
+        return Meeting(config, generation, wires, acceptor, members, time.monotonic() - self._started)
 
     def _place(self, generation: int) -> Steps[tuple[int, int]]:
         """Our place among those that may be members, and their number."""
@@ -349,9 +349,9 @@ class Rendezvous:
         pause, next_check = FIRST_PAUSE, time.monotonic() + ALIVE_CHECK_SECONDS
         while True:
             missing = [rank for rank in range(config.size) if rank not in claims]
-            for rank, claim in self._ledger.claims(generation, missing).items():
-                self._check_protocol(generation, rank, claim)
-                claims[rank] = claim
+            came = self._ledger.claims(generation, missing)
+            self._check_protocols(generation, came)
+            claims |= came
             if self._ledger.generation() != generation:
                 raise Moved
             if len(claims) == config.size:
@@ -384,20 +384,22 @@ class Rendezvous:
                 return True
         return False
 
-    def _check_protocol(self, generation: int, rank: int, claim: Claim) -> None:
-        """See that a claimant speaks our protocol; one that does not may be dead, and its claim from before an
+    def _check_protocols(self, generation: int, claims: dict[int, Claim]) -> None:
+        """See that claimants speak our protocol; one that does not may be dead, and its claim from before an
         upgrade."""
-        if claim.protocol == PROTOCOL:
-            return
-        if not self._alive(generation, rank, claim):
-            self._move_on(generation)
-        raise Incompatible(rank, claim, GreetingError(Reason.VERSION, versions(claim.protocol, PROTOCOL)))
+        for rank, claim in claims.items():
+            if claim.protocol != PROTOCOL:
+                if not self._alive(generation, rank, claim):
+                    self._move_on(generation)
+                raise Incompatible(rank, claim, GreetingError(Reason.VERSION, versions(claim.protocol, PROTOCOL)))
 
-    def _is_over(self, generation: int, claims: dict[int, Claim]) -> bool:  # noqa: ARG002
+    def _is_over(self, generation: int, claims: Sequence[Claim]) -> bool:  # noqa: ARG002
         """Tell whether ``generation`` cannot be completed with all of ``claims``."""
         return self._ledger.generation() != generation
 
-    def _wire(self, generation: int, place: int, claims: dict[int, Claim], acceptor: HandshakeAcceptor) -> Steps[Wires]:
+    def _wire(
+        self, generation: int, rank: int, claims: tuple[Claim, ...], places: list[int], acceptor: HandshakeAcceptor
+    ) -> Steps[Wires]:
         config = self._config
 
         last_look = time.monotonic()
@@ -409,7 +411,7 @@ class Rendezvous:
             return self._cancelled() or (due and self._is_over(generation, claims))
 
         try:
-            dialler = PeerDialler(config.name, generation, place, claims, config.network, self._near)
+            dialler = PeerDialler(config.name, generation, rank, claims, places, config.network, self._near)
             # A peer most likely has as many joins under way as this process.
             patience = lambda: STEP_SECONDS + CROWDED_STEP_SECONDS * self._job.crowd  # noqa: E731
             over = lambda: self._cancelled() or self._ledger.generation() != generation  # noqa: E731

@@ -82,8 +82,7 @@ class Reassembly(Rendezvous):
             self._move_on(generation)
         places = {claim.identity: place for place, claim in enumerate(self._candidates)}
         claims = {places[claim.identity]: claim for claim in roster}
-        for place, claim in claims.items():
-            self._check_protocol(generation, place, claim)
+        self._check_protocols(generation, claims)
         self._check_backends(claims)
         return claims
 
@@ -112,13 +111,12 @@ class Reassembly(Rendezvous):
             self._why = f"rank {old} of generation {self._after} runs, and did not call it"
         self._check_time()
 
-    def _is_over(self, generation: int, claims: dict[int, Claim]) -> bool:
+    def _is_over(self, generation: int, claims: Sequence[Claim]) -> bool:
         now = time.monotonic()
         if now > self._next_look:  # a few at a time: a look costs a third of a millisecond
             self._next_look = now + PROBE_SECONDS
             self._looks += AT_ONCE
-            places = sorted(claims)
-            if any(self._agreement.lost(claims[places[(self._looks + one) % len(places)]]) for one in range(AT_ONCE)):
+            if any(self._agreement.lost(claims[(self._looks + one) % len(claims)]) for one in range(AT_ONCE)):
                 return True
         return super()._is_over(generation, claims)
 

@@ -10,79 +10,82 @@ more. The mark is told to whoever was greeted before, with the same secret.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from multiworld.rendezvous.ledger import Claim
-from multiworld.transport.line import Line
+from multiworld.transport.lines import Lines
 
 
-@dataclass(frozen=True, slots=True)
-class HeldLane:
-    """A data connection that the engine of the last generation holds, and a forked child does not keep."""
+class HeldLanes:
+    """Data connections that the engine of the last generation holds, and a forked child does not keep; their
+    descriptors by rank."""
 
-    native: Any
-    peer: int
-    descriptor: int
+    def __init__(self, native: Any = None, descriptors: dict[int, int] | None = None) -> None:
+        self._native, self.descriptors = native, descriptors or {}
 
-    def fileno(self) -> int:
-        return self.descriptor
+    def pick(self, ranks: Mapping[int, int]) -> None:
+        """Go on with the last ranks in ``ranks``, by new ones, and close the others."""
+        picked = {new: self.descriptors.pop(old) for new, old in ranks.items()}
+        self.close()
+        self.descriptors = picked
 
     def detach(self) -> None:
-        self.native.part_with(self.peer, False)
+        """Leave them to the caller, all at once."""
+        self._part(close=False)
 
     def close(self) -> None:
-        self.native.part_with(self.peer, True)
+        self._part(close=True)
+
+    def _part(self, *, close: bool) -> None:
+        descriptors, self.descriptors = self.descriptors, {}
+        if descriptors:
+            self._native.part_with(tuple(descriptors.values()), close)
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """The connections to one member."""
-
-    lane: HeldLane
-    control: Line
-
-    def close(self) -> None:
-        self.lane.close()
-        self.control.close()
-
-
-@dataclass(slots=True)
 class Kept:
     """Connections that were kept, by the rank of the member in the last generation.
 
-    Attributes:
+    Args:
         last: the incarnation of rank 0 in it, which no other generation has.
         rank: ours in it.
     """
 
-    last: str = ""
-    rank: int = 0
-    pairs: dict[int, Pair] = field(default_factory=dict)
+    def __init__(
+        self, last: str = "", rank: int = 0, lanes: HeldLanes | None = None, lines: Lines | None = None
+    ) -> None:
+        self._last, self._rank = last, rank
+        self._lanes, self._lines = lanes or HeldLanes(), lines or Lines()
+
+    @property
+    def _peers(self) -> set[int]:
+        return self._lanes.descriptors.keys() & self._lines.socks.keys()
 
     def told(self) -> str:
         """Say in a claim which they are."""
-        return f"{self.last} {self.rank} {sum(1 << peer for peer in self.pairs):x}" if self.pairs else ""
+        peers = self._peers
+        return f"{self._last} {self._rank} {sum(map((1).__lshift__, peers)):x}" if peers else ""
 
-    def among(self, claims: Mapping[int, Claim]) -> dict[int, Pair]:
-        """Hand over those that have been kept on both sides, by place, and close the others."""
-        ranks = {place: self._rank_of(claim) for place, claim in claims.items()}
-        found = {place: self.pairs.pop(rank) for place, rank in ranks.items() if rank in self.pairs}
-        self.close()
-        return found
+    def among(self, claims: Sequence[Claim]) -> tuple[HeldLanes, Lines]:
+        """Hand over those that have been kept on both sides, by the rank in ``claims``, and close the others."""
+        peers, lanes, lines = self._peers, self._lanes, self._lines
+        self._lanes, self._lines = HeldLanes(), Lines()
+        ranks = {new: old for new, claim in enumerate(claims) if (old := self._rank_of(claim)) in peers}
+        lanes.pick(ranks)
+        lines.pick(ranks)
+        return lanes, lines
 
     def _rank_of(self, claim: Claim) -> int:
         """The last rank of the member with this claim, if it has kept its connections to us; else -1."""
         try:
             last, rank, kept = claim.kept.split()
-            return int(rank) if last == self.last and int(kept, 16) >> self.rank & 1 else -1
+            return int(rank) if last == self._last and int(kept, 16) >> self._rank & 1 else -1
         except ValueError:
             return -1
 
     def close(self) -> None:
-        while self.pairs:
-            self.pairs.popitem()[1].close()
+        self._lanes.close()
+        self._lines.close()
 
 
 def mark_of(first: Claim, where: str, secret: bytes | None) -> bytes:

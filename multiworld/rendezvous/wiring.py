@@ -1,7 +1,7 @@
 """The connections between the members of one generation: two to each peer, one for data, one for control.
 
-Members are numbered by places: ranks, or places in a list of candidates of which not all came. The higher one dials the
-lower. Both say who they are; a wrong world, generation, rank or incarnation is refused, with the reason. Where both
+A member greets by its place: its rank, or its place in a list of candidates of which not all came. The higher one dials
+the lower. Both say who they are; a wrong world, generation, rank or incarnation is refused, with the reason. Where both
 have kept their connections of the last generation, they go on with these, see ``renewal``. Then each member dials those
 that it is going to ping, unless another world has done so already. When a member has all its connections it says so to
 the lowest one. It is in once that one tells it that all have them: from then on a sign of life does not need the Python
@@ -16,8 +16,8 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from multiworld.config import NetworkSettings, printed
@@ -26,12 +26,12 @@ from multiworld.liveness.neighbour import Presence, share_network
 from multiworld.liveness.pulse import first_ping
 from multiworld.process.join_threads import Pause, Steps
 from multiworld.rendezvous.ledger import Claim
-from multiworld.rendezvous.renewal import HeldLane, Pair, mark_of
+from multiworld.rendezvous.renewal import HeldLanes, mark_of
 from multiworld.transport.descriptors import descriptor_shortage
 from multiworld.transport.endpoint import Endpoint, Taker
 from multiworld.transport.greeting import GreetingError, Hello, Reason, Role
 from multiworld.transport.handshake import greet
-from multiworld.transport.line import Line
+from multiworld.transport.lines import Lines
 from multiworld.transport.sockets import connected, connected_here
 
 #: picks those claims whose process no heartbeat connection leads to yet
@@ -77,13 +77,14 @@ class PeerDialler:
     world: str
     generation: int
     rank: int
-    claims: Mapping[int, Claim]
+    claims: Sequence[Claim]  #: by rank
+    places: Sequence[int]  #: by rank
     network: NetworkSettings
     near: bool = False  #: whether our lanes may be other than TCP
 
     def dial(self, role: Role, peer: int, timeout: float) -> socket.socket:
         claim = self.claims[peer]
-        hello = Hello(role, self.world, self.generation, self.rank, peer, claim.incarnation)
+        hello = Hello(role, self.world, self.generation, self.places[self.rank], self.places[peer], claim.incarnation)
         near = self.near and role is Role.LANE and share_network(self.claims[self.rank].machine, claim.machine)
         return dial(claim, hello, self.network, timeout, near=near)
 
@@ -98,13 +99,9 @@ class PeerDialler:
             raise
         return sock
 
-    def go_on(self, wires: Wires, kept: dict[int, Pair]) -> None:
-        """Use connections that both sides have kept, from the mark of this generation on."""
-        first = self.claims[min(self.claims)]
-        mark = mark_of(first, f"{self.world} {self.generation}", self.network.secret)
-        for peer, pair in kept.items():
-            wires.lanes[peer], wires.controls[peer], wires.marks[peer] = pair.lane, pair.control, mark
-            pair.control.begin_at(mark)
+    def mark(self) -> bytes:
+        """The mark of this generation, from which on connections are used that both sides have kept."""
+        return mark_of(self.claims[0], f"{self.world} {self.generation}", self.network.secret)
 
     def dial_both(self, wires: Wires, peer: int, left: Left) -> None:
         """Make both connections to ``peer``; raises as ``wire``."""
@@ -130,39 +127,33 @@ class PeerDialler:
 
 @dataclass(frozen=True, slots=True)
 class Wires:
-    """The connections, by place. ``pulses`` lead to the peers that we ping and that no other world of ours pings;
-    ``dial_pulse`` makes another of these within some seconds. Lanes with ``marks`` were in use before."""
+    """The connections, by rank: ``lanes`` that are new, and those that are ``held``; these have a ``mark``, as they were
+    in use before. ``pulses`` lead to the peers that we ping and that no other world of ours pings; ``dial_pulse`` makes
+    another of these within some seconds."""
 
-    lanes: dict[int, socket.socket | HeldLane]
-    controls: dict[int, Line]
+    lanes: dict[int, socket.socket]
+    held: HeldLanes
+    lines: Lines
+    mark: bytes
     pulses: dict[int, socket.socket]
     dial_pulse: Callable[[int, float], socket.socket]
-    marks: dict[int, bytes] = field(default_factory=dict)
 
     def put(self, peer: int, role: Role, sock: socket.socket) -> None:
-        if role is Role.LANE:
-            self.lanes[peer] = sock
-        else:
-            self.controls[peer] = Line(sock)
+        with _blaming(peer):
+            if role is Role.LANE:
+                self.lanes[peer] = sock
+            else:
+                self.lines.put(peer, sock)
 
-    def by_rank(self, places: Sequence[int]) -> Wires:
-        """The same by rank, which is the index in ``places``."""
-        ranks = {place: rank for rank, place in enumerate(places)}
-        tables = *self._tables(), self.marks
-        lanes, controls, pulses, marks = ({ranks[place]: one for place, one in table.items()} for table in tables)
-        dial = self.dial_pulse  # which outlives these
-        return Wires(lanes, controls, pulses, lambda rank, timeout: dial(places[rank], timeout), marks)
-
-    def lead_to(self, peer: int) -> bool:
-        return peer in self.lanes and peer in self.controls
+    def lead_to(self) -> set[int]:
+        """The ranks to which both lead."""
+        return (self.lanes.keys() | self.held.descriptors) & self.lines.socks.keys()
 
     def close(self) -> None:
-        for table in self._tables():
-            for one in table.values():
-                one.close()
-
-    def _tables(self) -> tuple[dict[int, Any], ...]:
-        return self.lanes, self.controls, self.pulses
+        for sock in (*self.lanes.values(), *self.pulses.values()):
+            sock.close()
+        self.held.close()
+        self.lines.close()
 
 
 class HandshakeAcceptor:
@@ -192,8 +183,8 @@ class HandshakeAcceptor:
         self._size = size
         self._withdrawn = withdrawn
         self._on_arrival = on_arrival
-        #: the peers that may dial us still, and for what: only higher ranks dial, once for each role
-        self._missing = {(peer, role) for peer in range(rank + 1, size) for role in ROLES}
+        #: the peers that have dialled us, and for what: only higher ranks dial, once for each role; None: all are here
+        self._here: set[tuple[int, Role]] | None = set()
         self._pulses: dict[int, socket.socket] = {}
         self._guard = threading.Lock()
         endpoint.expect(*self._where, self._answer)
@@ -205,19 +196,19 @@ class HandshakeAcceptor:
     def complete(self) -> None:
         """Let nobody dial us any more for a lane or control connection: all that are needed are here."""
         with self._guard:
-            self._missing.clear()
+            self._here = None
         with contextlib.suppress(queue.Empty):
             while True:
                 self.arrived.get_nowait()[2].close()
 
-    def await_word(self, line: Line) -> None:
-        """Call ``on_arrival`` once something has come on ``line``."""
+    def await_word(self, lines: Lines) -> None:
+        """Call ``on_arrival`` once something has come on ``lines``."""
 
         def arrived() -> None:
-            line.rest()
+            lines.rest()
             self._on_arrival()
 
-        self.endpoint.watch(line, arrived)
+        self.endpoint.watch(lines, arrived)
 
     def complaint(self) -> GreetingError | None:
         """Why a peer that dialled us was refused, if it may be a member with other settings."""
@@ -243,7 +234,7 @@ class HandshakeAcceptor:
     def _answer_to_wire(self, hello: Hello) -> Taker | str:
         if hello.sender < self._me:
             return f"rank {hello.sender} is lower and does not dial, it is dialled"
-        if (hello.sender, hello.role) not in self._missing:
+        if self._here is None or (hello.sender, hello.role) in self._here:
             return f"the {hello.role.value} of rank {hello.sender} is here already"
         return lambda sock: self._arrive(hello.sender, hello.role, sock)
 
@@ -258,8 +249,8 @@ class HandshakeAcceptor:
 
     def _arrive(self, peer: int, role: Role, sock: socket.socket) -> None:
         with self._guard:
-            if (peer, role) in self._missing:
-                self._missing.discard((peer, role))
+            if self._here is not None and (peer, role) not in self._here:
+                self._here.add((peer, role))
                 self.arrived.put((peer, role, sock))
                 self._on_arrival()
                 return
@@ -362,7 +353,7 @@ def wire(
     cancelled: Callable[[], bool],
     over: Callable[[], bool],
     unconnected: Unconnected,
-    kept: dict[int, Pair],
+    kept: tuple[HeldLanes, Lines],
 ) -> Steps[Wires]:
     """Make all connections of a member until ``deadline``, but for those that were ``kept``; a step of a peer may take
     ``patience()`` seconds.
@@ -372,15 +363,15 @@ def wire(
             lowest member asks that one before it tells that all are ready, as it may have slept meanwhile.
         Incompatible: a peer has another secret or protocol.
     """
-    wires = Wires({}, {}, {}, dialler.pulse)
+    wires = Wires({}, *kept, dialler.mark(), {}, dialler.pulse)
+    wires.lines.begin_at(wires.mark)
 
     def left(since: float) -> float:
         """Seconds that are left for a step which began at ``since``."""
         return max(since + SHORTEST_STEP, min(since + patience(), deadline)) - time.monotonic()
 
-    dialler.go_on(wires, kept)
     try:
-        for peer in (place for place in dialler.claims if place < dialler.rank and place not in kept):
+        for peer in sorted({*range(dialler.rank)} - wires.lead_to()):
             dialler.dial_both(wires, peer, left)
         yield from _await_others(wires, dialler, acceptor, left, cancelled)
         _dial_pulses(wires, dialler, left, unconnected)
@@ -393,9 +384,8 @@ def wire(
 
 def _dial_pulses(wires: Wires, dialler: PeerDialler, left: Left, unconnected: Unconnected) -> None:
     """Connect to the peers that we watch first."""
-    claims, places = dialler.claims, sorted(dialler.claims)
-    ranks = watched_by(places.index(dialler.rank), len(places), (), ())
-    ring = {claims[places[rank]].incarnation: places[rank] for rank in ranks}
+    claims = dialler.claims
+    ring = {claims[rank].incarnation: rank for rank in watched_by(dialler.rank, len(claims), (), ())}
     for claim in unconnected(claims[peer] for peer in ring.values()):
         peer = ring[claim.incarnation]
         with _blaming(peer):
@@ -406,15 +396,17 @@ def _await_others(
     wires: Wires, dialler: PeerDialler, acceptor: HandshakeAcceptor, left: Left, cancelled: Callable[[], bool]
 ) -> Steps[None]:
     """Wait for those who dial us."""
-    since = time.monotonic()
-    missing = {peer for peer in dialler.claims if peer != dialler.rank and not wires.lead_to(peer)}
+    since, others = time.monotonic(), {*range(len(dialler.claims))} - {dialler.rank}
     while True:
         with contextlib.suppress(queue.Empty):
             while True:
-                peer, role, sock = acceptor.arrived.get_nowait()
+                place, role, sock = acceptor.arrived.get_nowait()
+                if place not in dialler.places:  # a candidate that is not in
+                    sock.close()
+                    continue
                 _send_at_once(sock)
-                wires.put(peer, role, sock)
-        missing = {peer for peer in missing if not wires.lead_to(peer)}
+                wires.put(dialler.places.index(place), role, sock)
+        missing = others - wires.lead_to()
         if not missing:
             break
         if cancelled() or left(since) < 0:
@@ -425,50 +417,55 @@ def _await_others(
 
 def _all_ready(
     wires: Wires,
-    place: int,
+    rank: int,
     acceptor: HandshakeAcceptor,
     left: Left,
     cancelled: Callable[[], bool],
     over: Callable[[], bool],
 ) -> Steps[None]:
     """Wait until all members are ready: the lowest one hears it from each, and then tells them."""
-    lowest = min(wires.controls, default=place)
-    hosts = [] if place <= lowest else [lowest]
+    lines, others = wires.lines, set(wires.lines.socks)
     if cancelled():  # with connections that were kept, nothing has been waited for
-        raise WiringFailed(lowest, "it was given up here")
-    _say(wires, hosts)
-    for peer in hosts or wires.controls:
-        with _blaming(peer):
-            yield from _ready(wires.controls[peer], acceptor, left, cancelled)
-    if not hosts and over():
-        raise WiringFailed(lowest, "the others have gone on")
-    _say(wires, [] if hosts else wires.controls)
+        raise WiringFailed(min(others, default=rank), "it was given up here")
+    _say(lines, {0} if rank else ())
+    yield from _hear(lines, {0} if rank else set(others), acceptor, left, cancelled)
+    if not rank and over():
+        raise WiringFailed(min(others, default=rank), "the others have gone on")
+    _say(lines, () if rank else others)
 
 
-def _say(wires: Wires, peers: Iterable[int]) -> None:
+def _say(lines: Lines, peers: Iterable[int]) -> None:
     """Say that we are ready."""
     for peer in peers:
         with _blaming(peer):
-            wires.controls[peer].send(READY)
+            lines.send(peer, READY)
 
 
-def _ready(control: Line, acceptor: HandshakeAcceptor, left: Left, cancelled: Callable[[], bool]) -> Steps[None]:
-    """Wait until the peer says that it is ready too."""
+def _hear(
+    lines: Lines, awaited: set[int], acceptor: HandshakeAcceptor, left: Left, cancelled: Callable[[], bool]
+) -> Steps[None]:
+    """Wait until the ``awaited`` peers say that they are ready too."""
     since = time.monotonic()
-    while not (said := _said(control)):
+    while awaited:
+        heard = {peer for peer in awaited & lines.ready() if _said(lines, peer)}
+        awaited -= heard
+        if heard:
+            since = time.monotonic()
+            continue
         if cancelled() or left(since) < 0:
-            raise TimeoutError("timed out")
-        acceptor.await_word(control)
+            raise WiringFailed(min(awaited), "timed out")
+        if not lines.ready():  # else one who is in already has said more, which nobody takes yet
+            acceptor.await_word(lines)
         yield Pause(ARRIVAL_PAUSE, urgent=True)
-    if said != READY:
-        raise ConnectionResetError("went away while joining")
 
 
-def _said(control: Line) -> bytes:
-    """One byte of the peer; nothing if it has not said any."""
-    with contextlib.suppress(BlockingIOError):
-        return control.recv(1) or b"\0"
-    return b""
+def _said(lines: Lines, peer: int) -> bool:
+    """Tell whether the peer has said that it is ready."""
+    with _blaming(peer), contextlib.suppress(BlockingIOError):
+        if lines.recv(peer, 1) != READY:
+            raise ConnectionResetError("went away while joining")
+        return True
+    return False
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from multiworld.errors import BrokenWorldException, LossReason
 from multiworld.matching.operation import BatchOperation, Operation
 from multiworld.process import wake_ups
 from multiworld.process.torch_modes import torch_modes_active, without_torch_modes
-from multiworld.rendezvous.renewal import HeldLane
+from multiworld.rendezvous.renewal import HeldLanes
 from multiworld.transport.descriptors import reserve
 from multiworld.transport.reactor import Reactor
 
@@ -237,12 +237,11 @@ class Bridge:
         for future, _ in tuple(self._plain.values()):
             self.resolve(future)
 
-    def shut(self, kept: Iterable[int]) -> dict[int, HeldLane]:
+    def shut(self, kept: Iterable[int]) -> HeldLanes:
         """End the data connections, after ``stop``, but for those to ``kept``, as far as they are there: these are
         returned."""
         native = self._native
-        held = {} if native is None else native.shut(tuple(kept))
-        return {peer: HeldLane(native, peer, descriptor) for peer, descriptor in held.items()}
+        return HeldLanes() if native is None else HeldLanes(native, native.shut(tuple(kept)))
 
     def written_out(self) -> bool:
         """Write what is left and say that nothing follows, after an orderly ``stop``; whether the peers have all."""

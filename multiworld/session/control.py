@@ -6,14 +6,13 @@ import contextlib
 import json
 import threading
 from collections.abc import Collection, Iterable
-from functools import partial
 from typing import Any, Final, Protocol
 
 from multiworld.errors import BrokenWorldException, LossReason, PeerLost
 from multiworld.liveness.monitor import watched_by
 from multiworld.liveness.peer import TcpInfo, tcp_info
 from multiworld.matching.membership import Membership
-from multiworld.transport.line import Line
+from multiworld.transport.lines import Lines
 from multiworld.transport.reactor import Reactor
 
 MAX_BYTES = 1 << 16
@@ -57,11 +56,12 @@ class ControlOwner(Protocol):
 class Control:
     """One control connection per peer, by world rank."""
 
-    def __init__(self, session: ControlOwner, lines: dict[int, Line]) -> None:
+    def __init__(self, session: ControlOwner, lines: Lines) -> None:
         self._session = session
         self._lines = lines
         self._telling = threading.Lock()
-        self._said = dict.fromkeys(lines, b"")
+        #: lines that have not come whole
+        self._said: dict[int, bytes] = {}
         #: reports of a break, after which another like it tells nothing
         self._known: set[bytes] = set()
         #: who is lost, by the reports of others
@@ -71,11 +71,8 @@ class Control:
 
     def start(self) -> None:
         """Listen to the peers, once the session is whole."""
-        self._session.hub.call(self._watch_all)
-
-    def _watch_all(self) -> None:
-        for peer, line in tuple(self._lines.items()):
-            line.watch(self._session.hub, partial(self._read, peer))
+        hub = self._session.hub
+        hub.call(lambda: self._lines.watch(hub, self.look))
 
     def explain(self, peer: int, error: OSError | None) -> None:
         """The data connection to ``peer`` ended: break the world with the reason, as far as one is told."""
@@ -96,22 +93,20 @@ class Control:
 
     def look(self) -> None:
         """Take in what the peers have said so far. In the hub's thread."""
-        peers = {line.sock: peer for peer, line in self._lines.items()}
-        for sock in self._session.hub.ready():
-            if sock in peers:
-                self._read(peers[sock])
+        for peer in self._lines.ready():
+            self._read(peer)
 
     def tcp_info(self, peer: int) -> TcpInfo | None:
         """Ask the kernel about the connection to ``peer``; None if it is closed, or the kernel does not say."""
-        line = self._lines.get(peer)
-        return tcp_info(line.sock) if line is not None else None
+        sock = self._lines.socks.get(peer)
+        return tcp_info(sock) if sock is not None else None
 
     def poke(self, peer: int) -> bool:
         """Send what means nothing to ``peer``, for its kernel to acknowledge; whether it was sent. In the hub's
         thread."""
-        line = self._lines.get(peer)
+        sock = self._lines.socks.get(peer)
         with contextlib.suppress(OSError):
-            return line is not None and line.sock.send(b"\n") == 1
+            return sock is not None and sock.send(b"\n") == 1
         return False
 
     def tell_break(self, error: BrokenWorldException, *, orderly: bool) -> None:
@@ -129,7 +124,7 @@ class Control:
             if tuple(ranks) in self._reported:
                 self._tell_on(message, ranks)
                 return
-        self._tell(message, self._lines)
+        self._tell(message, self._lines.socks)
 
     def _tell_on(self, message: dict[str, Any], ranks: Collection[int]) -> None:
         """Tell those whom we watch of a break that another member tells all of, and the lost, which may be there.
@@ -143,25 +138,26 @@ class Control:
 
     def tell_bye(self, *, returns: bool) -> None:
         """Tell all peers that we leave in good order; ``returns`` if we go on in the next generation."""
-        self._tell({"say": "bye", "returns": returns}, self._lines)
+        self._tell({"say": "bye", "returns": returns}, self._lines.socks)
 
     def tell_pending(self, waiting: tuple[str, ...]) -> None:
         """Tell all peers which newcomers wait."""
-        self._tell({"say": "pending", "waiting": waiting}, self._lines)
+        self._tell({"say": "pending", "waiting": waiting}, self._lines.socks)
 
     def keep(self, peers: Iterable[int]) -> None:
         """Let ``close`` leave out the connections to ``peers``, until they are given up, or it is said again."""
         self._kept = frozenset(peers)
 
-    def give_up(self) -> dict[int, Line]:
+    def give_up(self) -> Lines:
         """Hand over the connections that were kept and are still there. Not from the hub's thread."""
-        found: dict[int, Line] = {}
+        found = Lines()
 
         def take() -> None:
+            nonlocal found
             self.look()
-            for peer in self._kept & self._lines.keys():
-                found[peer] = self._lines.pop(peer)
-                found[peer].rest()
+            self._drop_others()
+            found, self._lines = self._lines, found
+            found.rest()
 
         self._session.hub.call_and_wait(take)
         return found
@@ -173,35 +169,40 @@ class Control:
     def _tell(self, message: dict[str, Any], peers: Iterable[int]) -> None:
         said = json.dumps(message).encode() + b"\n"
         with self._telling:
-            for line in filter(None, map(self._lines.get, tuple(peers))):
+            for peer in tuple(peers):
                 with contextlib.suppress(OSError):
-                    line.send(said)
+                    self._lines.send(peer, said)
 
     def _close_all(self) -> None:
-        for peer in self._lines.keys() - self._kept:
-            self._lines.pop(peer).close()
+        self._drop_others()
+        if not self._lines.socks:
+            over, self._lines = self._lines, Lines()  # nobody is to go on with what closes soon
+            over.close()
+
+    def _drop_others(self) -> None:
+        for peer in self._lines.socks.keys() - self._kept:
+            self._lines.drop(peer)
 
     def _read(self, peer: int) -> None:
-        line = self._lines.get(peer)
-        if line is None:
+        if peer not in self._lines.socks:
             return
         try:
-            data = line.recv(MAX_BYTES)
+            data = self._lines.recv(peer, MAX_BYTES)
         except BlockingIOError:
             return
         except OSError:
             data = b""
-        self._said[peer] += data
-        *lines, self._said[peer] = self._said[peer].split(b"\n")
+        *lines, rest = (self._said.pop(peer, b"") + data).split(b"\n")
         for said in filter(None, lines):  # an empty one only asks whether we can be reached; see ``poke``
             self._take(peer, said)
-        if len(self._said[peer]) > MAX_BYTES:
-            self._said[peer] = b""
+        if len(rest) > MAX_BYTES:
             self._session.lost(
                 peer, LossReason.PROTOCOL, f"rank {peer} sent a line without end on its control connection"
             )
         elif not data:
             self._ended(peer)
+        elif rest:
+            self._said[peer] = rest
 
     def _take(self, peer: int, line: bytes) -> None:
         if line in self._known:  # as all members tell all others the same
@@ -222,9 +223,7 @@ class Control:
         self._session.break_(error, tell=not seen_by_all)
 
     def _ended(self, peer: int) -> None:
-        line = self._lines.pop(peer, None)
-        if line is not None:
-            line.close()
+        self._lines.drop(peer)
         if peer not in self._session.leaving and self._session.failure is None:
             self._session.lost(peer, LossReason.EOF, f"rank {peer} closed its connections without a word")
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from multiworld.errors import WrongContext
 from multiworld.process.event_loop import no_loop
+from multiworld.rendezvous.ledger import Claim
 from multiworld.session.counters import Counters
 from multiworld.session.session import LINGER_SECONDS, Session
 from multiworld.store.sources import StoreSource
@@ -55,8 +56,8 @@ class Member:
         self.departures = 0
         self._pid = os.getpid()
         self._earlier = Counters()
-        #: rank in the last generation, by identity
-        self._old_ranks: dict[str, int] = {}
+        #: of the last generation, by rank
+        self._old_claims: Sequence[Claim] = ()
         self._take_up(session, loop)
 
     def _take_up(self, session: Session, loop: asyncio.AbstractEventLoop | None) -> None:
@@ -79,15 +80,15 @@ class Member:
             if self.departures != departures or not wanted():
                 return False
             self._earlier.add(self.session.counters())
-            self._old_ranks = {claim.identity: rank for rank, claim in self.session.claims.items()}
+            self._old_claims = self.session.claims
             self._take_up(session, loop)
             return True
 
     @property
     def members(self) -> tuple[WorldMember, ...]:
         """The members, by rank."""
-        claims, old = self.session.claims, self._old_ranks
-        ids = (claims[rank].identity for rank in range(len(claims)))
+        old = {claim.identity: rank for rank, claim in enumerate(self._old_claims)}
+        ids = (claim.identity for claim in self.session.claims)
         return tuple(WorldMember(one, rank, old.get(one)) for rank, one in enumerate(ids))
 
     def gone(self) -> frozenset[str]:

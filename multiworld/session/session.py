@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import logging
 import math
-import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, cast
 
 import torch
@@ -43,7 +42,7 @@ from multiworld.process.hooks import patience
 from multiworld.process.hub import Hub
 from multiworld.process.threads import start_or_run
 from multiworld.rendezvous.ledger import Claim
-from multiworld.rendezvous.renewal import HeldLane, Kept, Pair
+from multiworld.rendezvous.renewal import HeldLanes, Kept
 from multiworld.rendezvous.wiring import HandshakeAcceptor, Wires
 from multiworld.session.bridge import Bridge
 from multiworld.session.control import CANCELLED_CAUSE, GONE, Control
@@ -89,7 +88,7 @@ class Session:
         generation: int,
         wires: Wires,
         acceptor: HandshakeAcceptor,
-        claims: Mapping[int, Claim],
+        claims: Sequence[Claim],
     ) -> None:
         self.hub, self.bus, self.config = hub, bus, config
         limits = Limits(config.op_timeout, config.max_message_bytes)
@@ -101,24 +100,21 @@ class Session:
         self.gone: set[int] = set()
         self.claims = claims
         self._ending: BrokenWorldException | None = None
-        self._lanes: dict[int, HeldLane] = {}  # that are kept
+        self._lanes = HeldLanes()  # that are kept
         self._parted, self._parting = threading.Event(), threading.Lock()
         self._farewells: set[int] = set()  # members that have said that nothing follows
         self._ended: set[int] = set()  # members whose connections end in order, after all that they sent
         self.slots: dict[int, DriverSlot] = {}
         device = CudaDevice(torch.device(config.device)) if self.membership.on_device else None
-        self._connect(wires.lanes, device)
-        for peer, mark in wires.marks.items():
-            self.engine.native.begin_at(peer, mark)
+        self._connect(wires, device)
         self.acceptor = acceptor
         self.freed = threading.Event()
-        self.control = Control(self, wires.controls)
+        self.control = Control(self, wires.lines)
         self.door = Door(hub, config.backend, self.control.tell_pending)
         if not config.rank:
             acceptor.knock = self.door.knock
-        peers = {peer: claim for peer, claim in claims.items() if peer != config.rank}
         self._forget_device: Callable[[], None] = lambda: None
-        hub.monitor.add(self, peers, config.heartbeat, wires.pulses, wires.dial_pulse)  # which may break us at once
+        hub.monitor.add(self, claims, config.heartbeat, wires.pulses, wires.dial_pulse)  # which may break us at once
         if device is not None:
             self._forget_device = device_failures.listen(config.device, self._device_lost)
             if self.freed.is_set():
@@ -127,13 +123,15 @@ class Session:
         self.bridge.start()
         self.control.start()
 
-    def _connect(self, socks: Mapping[int, socket.socket | HeldLane], device: CudaDevice | None) -> None:
+    def _connect(self, wires: Wires, device: CudaDevice | None) -> None:
         """Hand the data connections to the engine of this world."""
-        us = self.membership
-        lanes = {peer: sock.fileno() for peer, sock in socks.items()}
+        us, held = self.membership, wires.held
+        lanes = held.descriptors | {peer: sock.fileno() for peer, sock in wires.lanes.items()}
         native = reserve.make(library.module().Engine, us.rank, lanes, us.limits.max_message_bytes)
-        for sock in socks.values():
-            sock.detach()  # the engine's from here on
+        native.begin_at(tuple(held.descriptors), wires.mark)
+        held.detach()  # the engine's from here on, as the others are
+        for sock in wires.lanes.values():
+            sock.detach()
         self.engine = Engine(us, self, self.lock, time.monotonic, native, device)
         self.bridge = Bridge(self, self.engine)
 
@@ -403,37 +401,30 @@ class Session:
             in_time = not self._parted.is_set()
             if in_time:
                 self._lanes = lanes
-                self.control.keep(lanes)
+                self.control.keep(lanes.descriptors)
                 self._parted.set()
         if in_time:
             self.hub.call_later(KEEP_SECONDS, self.forget_kept)
-        for sock in () if in_time else lanes.values():
-            sock.close()
+        else:
+            lanes.close()
 
     def kept(self) -> Kept:
         """Hand over the connections of a generation that is over to members that may go on with us; not from the hub's
         thread."""
         if not self._parted.wait(PART_SECONDS):
             self.forget_kept()  # the others see their ends, and dial
-        lanes, self._lanes = self._lanes, {}
-        controls = self.control.give_up()
-        both = {peer: Pair(lanes.pop(peer), controls.pop(peer)) for peer in lanes.keys() & controls}
-        for sock in lanes.values():
-            sock.close()
-        for line in controls.values():
-            line.close()
-        return Kept(self.claims[0].incarnation, self.membership.rank, both)
+        lanes, self._lanes = self._lanes, HeldLanes()
+        return Kept(self.claims[0].incarnation, self.membership.rank, lanes, self.control.give_up())
 
     def forget_kept(self) -> None:
         """Close the connections that were kept. From any thread."""
         with self._parting:
             self._parted.set()
-            lanes, self._lanes = self._lanes, {}
+            lanes, self._lanes = self._lanes, HeldLanes()
             self.control.keep(())
         self.hub.monitor.tidy()
         self.control.close()
-        for sock in lanes.values():
-            sock.close()
+        lanes.close()
 
     def _release(self, error: BrokenWorldException, *, orderly: bool = False) -> None:
         """Fail every operation with ``error``, and let nothing begin any more; under the lock."""

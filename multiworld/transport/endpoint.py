@@ -23,7 +23,7 @@ from multiworld.config import NetworkSettings, printed
 from multiworld.transport.descriptors import NO_RESOURCES, reserve
 from multiworld.transport.greeting import MAX_GREETING_BYTES, GreetingError, Hello, Reason, Role, refusal
 from multiworld.transport.handshake import Acceptor
-from multiworld.transport.line import Line
+from multiworld.transport.lines import Lines
 from multiworld.transport.network_settings import listen
 from multiworld.transport.reactor import Reactor
 from multiworld.transport.sockets import accepted, listening_here
@@ -102,9 +102,9 @@ class Endpoint:
         """
         self._answerers[world, generation, incarnation] = answerer
 
-    def watch(self, line: Line, ready: Callable[[], object]) -> None:
-        """Call ``ready`` in the hub's thread when something has come on the connection of a member."""
-        self._hub.call(lambda: line.watch(self._hub, ready))
+    def watch(self, lines: Lines, ready: Callable[[], object]) -> None:
+        """Call ``ready`` in the hub's thread when something has come on the connections of a member."""
+        self._hub.call(lambda: lines.watch(self._hub, ready))
 
     def forget(self, world: str, generation: int, incarnation: str) -> None:
         self._answerers.pop((world, generation, incarnation), None)

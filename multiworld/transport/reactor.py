@@ -110,10 +110,6 @@ class Reactor:
         except KeyError:
             self._selector.modify(sock, events, ready)
 
-    def ready(self) -> list[Any]:
-        """Return what is watched and has events now. In the hub's thread only."""
-        return [key.fileobj for key, _ in self._selector.select(0)]
-
     def unwatch(self, sock: socket.socket | int) -> None:
         """Forget ``sock``. In the hub's thread only."""
         with contextlib.suppress(KeyError, ValueError):

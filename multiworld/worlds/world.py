@@ -302,8 +302,7 @@ class World(Group):
     def _next_meeting(self, change: Change | None) -> Callable[..., Rendezvous]:
         if change is None:
             return partial(Rendezvous, resize=True, after=self.generation)
-        claims = self.member.session.claims
-        members = tuple(claims[rank] for rank in range(len(claims)))
+        members = tuple(self.member.session.claims)
         roll = Roll(self.generation, members, change.guests, self.member.gone(), change.min_size)
         return partial(Reassembly, roll)
 

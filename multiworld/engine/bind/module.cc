@@ -653,25 +653,26 @@ PyObject* bye(PyObject* self, PyObject* gives_up) {
   return unlocked([&] { return engine->bye(is), 0; }), none();
 }
 
-// part_with(peer, close): close a connection that is held, or leave it to the caller.
+// part_with(descriptors, close): close connections that are held, or leave them to the caller.
 PyObject* part_with(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   Engine* engine = engine_of(self);
-  if (!engine || !count_is(count, 2)) return nullptr;
-  int peer = int(PyLong_AsLong(args[0])), is = PyObject_IsTrue(args[1]);
-  if (PyErr_Occurred()) return nullptr;
-  engine->part_with(peer, is);
+  std::vector<int> descriptors;
+  if (!engine || !count_is(count, 2) || !ranks_of(args[0], descriptors)) return nullptr;
+  int is = PyObject_IsTrue(args[1]);
+  if (is < 0) return nullptr;
+  unlocked([&] { return engine->part_with(descriptors, is), 0; });
   return none();
 }
 
-// begin_at(peer, mark): the mark of a connection that was in use before.
+// begin_at(peers, mark): the mark of connections that were in use before.
 PyObject* begin_at(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   Engine* engine = engine_of(self);
-  if (!engine || !count_is(count, 2)) return nullptr;
-  int peer = int(PyLong_AsLong(args[0]));
+  std::vector<int> peers;
   char* mark;
   Py_ssize_t size;
-  if (PyErr_Occurred() || PyBytes_AsStringAndSize(args[1], &mark, &size) < 0) return nullptr;
-  engine->begin_at(peer, {mark, size_t(size)});
+  if (!engine || !count_is(count, 2) || !ranks_of(args[0], peers)) return nullptr;
+  if (PyBytes_AsStringAndSize(args[1], &mark, &size) < 0) return nullptr;
+  engine->begin_at(peers, {mark, size_t(size)});
   return none();
 }
 

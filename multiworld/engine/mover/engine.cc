@@ -156,9 +156,9 @@ void Engine::after_fork_in_child() {
   all_mutex.unlock();
 }
 
-void Engine::begin_at(int peer, const std::string& mark) {
+void Engine::begin_at(const std::vector<int>& peers, const std::string& mark) {
   Locked lock(*this);
-  lanes_.at(peer).begin_at(mark);
+  for (int peer : peers) lanes_.at(peer).begin_at(mark);
 }
 
 // ---- starts
@@ -898,10 +898,12 @@ std::map<int, int> Engine::shut(const std::vector<int>& kept) {
   return found;
 }
 
-void Engine::part_with(int peer, bool close) {
+void Engine::part_with(const std::vector<int>& descriptors, bool close) {
   Locked lock(*this);
-  Lane& lane = lanes_.at(peer);
-  close ? lane.abandon() : void(lane.fd = -1);
+  for (auto& [peer, lane] : lanes_) {
+    if (std::find(descriptors.begin(), descriptors.end(), lane.fd) == descriptors.end()) continue;
+    close ? lane.abandon() : void(lane.fd = -1);
+  }
 }
 
 bool Engine::depart(int peer, bool gives_up) {

@@ -74,8 +74,8 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Wire, 
   Engine(int rank, const std::map<int, int>& lanes, uint64_t max_message_bytes);
   ~Engine();
 
-  // Before anything else: the connection to a peer was in use before, see `Lane::begin_at`.
-  void begin_at(int peer, const std::string& mark);
+  // Before anything else: the connections to these peers were in use before, see `Lane::begin_at`.
+  void begin_at(const std::vector<int>& peers, const std::string& mark);
 
   // Each returns a number for the calls below.
   uint64_t start(const Message& message);
@@ -162,8 +162,8 @@ class Engine final : public std::enable_shared_from_this<Engine>, private Wire, 
   // After an end: close the connections for the peers, except for those of `kept`, as far as they were there at the end: these
   // are held until `part_with`. What the peer has sent on them may be cut anywhere.
   std::map<int, int> shut(const std::vector<int>& kept);
-  // Close a connection that is held, or leave it to the caller.
-  void part_with(int peer, bool close);
+  // Close the connections of these descriptors, which are held, or leave them to the caller.
+  void part_with(const std::vector<int>& descriptors, bool close);
   // After an orderly end: write, say that nothing follows, and tell whether the peers' machines have all of it.
   bool linger();
   bool depart(int peer, bool gives_up);

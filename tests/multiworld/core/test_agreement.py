@@ -22,7 +22,9 @@ from multiworld.rendezvous.agreement import Roll
 from multiworld.rendezvous.joining import Meeting, Rendezvous
 from multiworld.rendezvous.ledger import Claim, Ledger
 from multiworld.rendezvous.reassembly import Reassembly
+from multiworld.rendezvous.renewal import HeldLanes
 from multiworld.rendezvous.wiring import Wires
+from multiworld.transport.lines import Lines
 
 RUNS = 60
 MOST_STEPS = 2000
@@ -181,19 +183,19 @@ class Played(Reassembly):
         seen = lambda claim, ask: Presence.HERE if self._actor.sees(claim) else Presence.STILL  # noqa: ARG005, E731
         self._agreement._presence, self._agreement._patience = seen, 0.0
 
-    def _wire(self, generation: int, place: int, claims: dict[int, Claim], acceptor: Any) -> Steps[Wires]:  # noqa: ARG002
-        here, ours = self._actor.stage.here, claims[place]
+    def _wire(self, generation: int, rank: int, claims: tuple[Claim, ...], *_: Any) -> Steps[Wires]:
+        here, ours = self._actor.stage.here, claims[rank]
         candidates = [claim.identity for claim in self._candidates]
         assert self._actor.stage.candidates.setdefault(generation, candidates) == candidates, "places differ"
-        roster = tuple(claim.incarnation for _, claim in sorted(claims.items()))
+        roster = tuple(claim.incarnation for claim in claims)
         assert self._actor.stage.rosters.setdefault(generation, roster) == roster, "two parts of one generation go on"
         while True:
-            if all(map(self._actor.sees, claims.values())):
+            if all(map(self._actor.sees, claims)):
                 here.add((generation, ours.incarnation))  # what it says then comes to all
                 self._actor.impatience = 0.0  # later the others would be in, and notice that it leaves
-            if all((generation, claim.incarnation) in here for claim in claims.values()):
-                return Wires({}, {}, {}, _nothing)  # type: ignore[arg-type]
-            if not all(map(self._actor.sees, claims.values())) or self._ledger.generation() != generation:
+            if all((generation, claim.incarnation) in here for claim in claims):
+                return Wires({}, HeldLanes(), Lines(), b"", {}, _nothing)  # type: ignore[arg-type]
+            if not all(map(self._actor.sees, claims)) or self._ledger.generation() != generation:
                 self._move_on(generation)
             yield Pause(0.0)
 
@@ -211,7 +213,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def _check(stage: Stage) -> None:
     """One part goes on, with one roster in the old order; everybody else has an error of its own."""
     met = [actor for actor in stage.actors if actor.met]
-    rosters = {(a.met.generation, tuple(c.identity for c in a.met.claims.values())) for a in met if a.met}
+    rosters = {(a.met.generation, tuple(c.identity for c in a.met.claims)) for a in met if a.met}
     whole = 0
     for generation, roster in rosters:
         assert list(roster) == sorted(roster)

@@ -21,7 +21,7 @@ INFINITE = b'{"say": "break", "ranks": [1e999]}\n'
 @pytest.mark.parametrize("said", [INFINITE, NESTED + b"\n", b" " * 70_000], ids=["infinite", "nested", "endless"])
 def test_rubbish_is_a_protocol_error(store: str, said: bytes) -> None:
     with members(store, 2) as ((first, second), _):
-        sock = second.member.session.control._lines[0].sock
+        sock = second.member.session.control._lines.socks[0]
         sock.setblocking(True)
         sock.sendall(said)
         wait_until(lambda: first.failure is not None, 10.0, "it is passed over")
@@ -45,8 +45,8 @@ def test_one_member_tells_all_of_an_end_that_all_notice(store: str, monkeypatch:
 
     with members(store, SIZE) as (worlds, _):
         monkeypatch.setattr(Control, "_tell", tell)
-        for line in tuple(worlds[LOST].member.session.control._lines.values()):  # the hub lets go of them meanwhile
-            line.sock.shutdown(socket.SHUT_RDWR)
+        for sock in tuple(worlds[LOST].member.session.control._lines.socks.values()):  # the hub lets go of them meanwhile
+            sock.shutdown(socket.SHUT_RDWR)
         left = worlds[:LOST]
         wait_until(lambda: all(world.failure for world in worlds), SOON, "it is not noticed")
         assert all(world.failure.ranks == (LOST,) for world in left)
@@ -69,7 +69,7 @@ def test_a_silence_that_one_member_is_told_of_is_told_to_all(store: str, monkeyp
     with members(store, SIZE) as (worlds, _):
         monkeypatch.setattr(Control, "_tell", tell)
         report = b'{"say": "break", "ranks": [3], "what": "rank 3 is silent", "kind": "PeerLost", "how": "silence"}\n'
-        worlds[LOST].member.session.control._lines[0].sock.send(report)
+        worlds[LOST].member.session.control._lines.socks[0].send(report)
         first = id(worlds[0].member.session.control)
         wait_until(lambda: all(world.failure for world in worlds), SOON, "some have not heard of it")
         assert told[first] == SIZE - 1
@@ -78,7 +78,7 @@ def test_a_silence_that_one_member_is_told_of_is_told_to_all(store: str, monkeyp
 
 def test_reports_that_are_made_up_are_not_kept(store: str) -> None:
     with members(store, 2) as ((first, second), _):
-        control, sock = first.member.session.control, second.member.session.control._lines[0].sock
+        control, sock = first.member.session.control, second.member.session.control._lines.socks[0]
         sock.setblocking(True)
         for number in range(10 * MOST_REPORTS):
             sock.sendall(b'{"say": "break", "ranks": [%d], "what": "made up"}\n' % number)
@@ -92,7 +92,7 @@ def test_a_report_that_reaches_one_member_only_is_told_on(store: str) -> None:
     """Who reports may end, or be cut off from others, before all have heard of it."""
     with members(store, SIZE) as (worlds, _):
         report = b'{"say": "break", "ranks": [3], "what": "rank 3 is lost", "kind": "PeerLost", "how": "eof"}\n'
-        worlds[LOST].member.session.control._lines[0].sock.send(report)
+        worlds[LOST].member.session.control._lines.socks[0].send(report)
         left = [world for world in worlds if world.world_rank not in (3, LOST)]
         wait_until(lambda: all(world.failure for world in worlds), SOON, "some have not heard of it")
         assert all("rank 8 reports: rank 3 is lost" in str(world.failure) for world in left)

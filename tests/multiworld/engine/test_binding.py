@@ -437,7 +437,7 @@ def test_without_descriptors_there_is_an_error_and_none_is_kept(native: ModuleTy
 )
 def test_what_comes_before_the_mark_is_dropped(bare: Two, before: bytes, piece: int) -> None:
     """Nothing of what was under way on a connection reaches the next engine, wherever it was cut."""
-    bare.a.begin_at(1, MARK)
+    bare.a.begin_at((1,), MARK)
     assert bare.peer is not None
     bare.peer.settimeout(SECONDS)
     said = before + MARK + frame(Kind.VALUE, flags=4, key=9, nbytes=9) + b"name" + b"value"
@@ -460,7 +460,7 @@ def test_a_connection_is_kept_for_whoever_wants_it(bare: Two, kept: tuple[int, .
     if kept:
         with pytest.raises(BlockingIOError):
             bare.peer.recv(1)
-        bare.a.part_with(1, closes)
+        bare.a.part_with((bare.lane,), closes)
     if closes or not kept:
         assert bare.peer.recv(1) == b""
         return

@@ -143,7 +143,7 @@ def exchange(two: Two, count: int) -> None:
 
 def test_the_answer_to_an_offer_comes_after_the_mark(peer: Peer) -> None:
     """It may be the first that an engine says on a connection that goes on; what comes before the mark is dropped."""
-    peer.engine.begin_at(1, MARK)
+    peer.engine.begin_at((1,), MARK)
     _, descriptor = made_ring()
     peer.says(MARK, frame(RING, nbytes=RING_BYTES), descriptors=(descriptor,))
     assert peer.payload(len(MARK)) == MARK

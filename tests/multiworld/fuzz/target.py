@@ -10,7 +10,7 @@ import resource
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +20,7 @@ import torch
 
 from multiworld import BrokenWorldException, MultiWorld, MultiWorldError, World
 from multiworld.operations import collectives, p2p
-from multiworld.rendezvous.renewal import HeldLane
+from multiworld.rendezvous.wiring import Wires
 from multiworld.session.session import Session
 from tests.multiworld.fuzz.frames import Generator
 from tests.multiworld.procs import wait_until
@@ -145,12 +145,13 @@ class Fuzzed:
         """Have the data connection of the member that is ours to play as well."""
         real = Session._connect
 
-        def connect(session: Session, socks: Mapping[int, socket.socket | HeldLane], *args: Any) -> None:
-            if session.name == "fuzzed" and 0 in socks:
+        def connect(session: Session, wires: Wires, *args: Any) -> None:
+            if session.name == "fuzzed" and 0 in wires.lead_to():
+                number = wires.held.descriptors.get(0)
                 self._socket.close()
-                self._socket = socket.socket(fileno=os.dup(socks[0].fileno()))
+                self._socket = socket.socket(fileno=os.dup(wires.lanes[0].fileno() if number is None else number))
                 self._socket.setblocking(False)
-            real(session, socks, *args)
+            real(session, wires, *args)
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(Session, "_connect", connect)

@@ -1,0 +1,118 @@
+"""What is said on control connections in one generation, and nothing of those before it."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from multiworld.process.hub import Hub
+from multiworld.transport.lines import Lines
+
+MARK = bytes(range(32))
+SECONDS = 5.0
+PEER = 3
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Lines, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.settimeout(SECONDS)
+        lines = Lines()
+        lines.put(PEER, ours)
+        yield lines, theirs
+        lines.close()
+
+
+@pytest.mark.parametrize("piece", [1, 7, 31, 32, 33, 4096])
+@pytest.mark.parametrize("before", [b"", b"old\n", MARK[:-1], b"cut" + MARK[:5]], ids=["", "line", "most", "cut"])
+def test_what_comes_before_the_mark_is_dropped(ends: tuple[Lines, socket.socket], before: bytes, piece: int) -> None:
+    lines, peer = ends
+    lines.begin_at(MARK)
+    said, heard = before + MARK + b"new\nlines\n", b""
+    for at in range(0, len(said), piece):
+        peer.sendall(said[at : at + piece])
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                heard += lines.recv(PEER, 3)
+    assert heard == b"new\nlines\n"
+    with pytest.raises(BlockingIOError):
+        lines.recv(PEER, 1)
+    peer.close()
+    assert lines.recv(PEER, 1) == b""
+
+
+def test_the_mark_goes_out_once_and_not_before_there_is_something_to_say(ends: tuple[Lines, socket.socket]) -> None:
+    lines, peer = ends
+    lines.begin_at(MARK)
+    assert not select.select([peer], [], [], 0)[0]
+    lines.send(PEER, b"first\n")
+    lines.send(PEER, b"second\n")
+    expected = MARK + b"first\nsecond\n"
+    assert peer.recv(len(expected), socket.MSG_WAITALL) == expected
+
+
+def test_a_mark_that_does_not_go_out_whole_goes_out_again(ends: tuple[Lines, socket.socket]) -> None:
+    lines, peer = ends
+    lines.begin_at(MARK)
+    with contextlib.suppress(BlockingIOError):
+        while True:  # until nothing more is taken
+            lines.socks[PEER].send(b"x" * 4096)
+    with pytest.raises(BlockingIOError):
+        lines.send(PEER, b"lost\n")
+    while select.select([peer], [], [], 0)[0]:
+        peer.recv(1 << 16)
+    lines.send(PEER, b"said\n")
+    assert peer.recv(37, socket.MSG_WAITALL) == MARK + b"said\n"
+
+
+def test_what_came_while_nobody_listened_is_heard_in_the_next_generation(ends: tuple[Lines, socket.socket]) -> None:
+    lines, peer = ends
+    hub, heard = Hub.acquire(), []
+    try:
+        hub.call_and_wait(lambda: lines.watch(hub, lambda: None))
+        lines.rest()
+        lines.begin_at(MARK)
+        peer.sendall(b"old\n" + MARK + b"Rnew")
+        hub.call_and_wait(lambda: None)
+        assert lines.recv(PEER, 1) == b"R"  # as who joins does
+        hub.call_and_wait(lambda: lines.watch(hub, lambda: heard.append(lines.recv(PEER, 64))))
+        peer.sendall(b"er")
+        hub.call_and_wait(lambda: None)
+        hub.call_and_wait(lambda: None)  # which begins after what was ready with the first
+        assert heard == [b"new", b"er"]
+        lines.close()
+        assert peer.recv(1) == b""
+    finally:
+        hub.release()
+
+
+def test_a_generation_goes_on_with_some_of_them_under_new_ranks() -> None:
+    pairs = [socket.socketpair() for _ in range(4)]
+    lines = Lines()
+    for rank, (ours, theirs) in enumerate(pairs):
+        theirs.settimeout(SECONDS)
+        lines.put(rank, ours)
+    lines.pick({0: 1, 2: 3})
+    lines.begin_at(MARK)
+    assert [pairs[old][1].recv(1) for old in (0, 2)] == [b"", b""]
+    pairs[3][1].sendall(MARK + b"from 3")
+    assert lines.ready() == {2}
+    assert lines.recv(2, 4) == b"from"
+    assert lines.ready() == {2}, "the rest of it was forgotten"
+    assert lines.recv(2, 4) == b" 3"
+    assert lines.ready() == set()
+    pairs[1][1].close()
+    assert lines.ready() == {0}
+    assert lines.recv(0, 1) == b""
+    lines.drop(0)
+    assert lines.ready() == set()
+    lines.send(0, b"to nobody")
+    lines.send(2, b"to 3")
+    assert pairs[3][1].recv(64) == MARK + b"to 3"
+    lines.close()
+    assert pairs[3][1].recv(1) == b""
