@@ -142,7 +142,8 @@ class PeerProcess:
         """Look after one world less."""
         self.watches.remove(watch)
         self._heartbeats[watch.heartbeat] -= 1
-        self._heartbeats = +self._heartbeats
+        if not self._heartbeats[watch.heartbeat]:
+            del self._heartbeats[watch.heartbeat]
 
     def adopt(self, sock: socket.socket) -> None:
         """Ping on ``sock``, unless there is a connection already."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from multiworld.errors import StaleGeneration, TooFewMembers
 from multiworld.liveness.neighbour import Presence
-from multiworld.rendezvous.ledger import BY_ROSTER, Claim, Ledger
+from multiworld.rendezvous.ledger import BY_ROSTER, Claim, Ledger, Opened
 
 #: when to look for the first time, and again, whether those that are waited for still run
 FIRST_PROBE, PROBE_SECONDS = 0.05, 0.25
@@ -65,8 +65,9 @@ class Agreement:
         # Later with more members: they take longer, and each look costs a third of a millisecond on a core of all.
         self._next_probe = time.monotonic() + min(PROBE_SECONDS, FIRST_PROBE * (1 + len(roll.members) / 8))
 
-    def candidates(self, ledger: Ledger, generation: int) -> list[Claim]:
-        """Find the candidates of ``generation``, the same on all of them; nobody if a rejoin has opened it.
+    def candidates(self, ledger: Ledger, generation: int, seen: Opened | None) -> list[Claim]:
+        """Find the candidates of ``generation``, of which that was ``seen`` just now, the same on all of them; nobody if
+        a rejoin has opened it.
 
         Raises:
             StaleGeneration: the others have gone on without us.
@@ -77,7 +78,8 @@ class Agreement:
             found = ledger.members(earlier) or found
             self.check(found, earlier)
         after = self._roll.after
-        roster, guests, size = ledger.opened(generation, after)  # last: it is there once the earlier ones are deleted
+        # Last: it is there once the earlier ones are deleted.
+        roster, guests, size = seen or ledger.opened(generation, after)
         self.check(roster, generation)
         if size is None:
             size = ledger.agree_size(generation, BY_ROSTER)

@@ -12,7 +12,7 @@ import functools
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from multiworld.errors import RendezvousError
 from multiworld.liveness.neighbour import ProcessId
@@ -92,6 +92,19 @@ def _claim(fields: dict[str, Any]) -> Claim:
     return Claim._make(values)
 
 
+#: of a generation: the roster, the newcomers that were invited before it, and the size, as far as they are there
+Opened: TypeAlias = "tuple[Sequence[Claim], Sequence[Claim] | None, int | None]"
+
+
+def _names_of_opened(generation: int, after: int) -> tuple[str, str, str]:
+    return f"{generation}/roster", f"{after}/guests", f"{generation}/size"
+
+
+def _opened(roster: str | None, guests: str | None, size: str | None) -> Opened:
+    invited = None if guests is None else _claims(guests)
+    return _claims(roster or "[]"), invited, None if size is None else int(size)
+
+
 def names_of(store: Any) -> Iterator[str]:
     """The names of the worlds that were complete once, in the order of that."""
     keys = keys_of(store, _NAMES)
@@ -136,13 +149,15 @@ class Ledger:
             return self.claimed(generation, rank)
         return roster[rank] if rank < len(roster) else None
 
-    def opened(self, generation: int, after: int) -> tuple[Sequence[Claim], Sequence[Claim] | None, int | None]:
-        """The roster of a generation, the newcomers that were invited in ``after``, and the size, as far as they are
-        there."""
-        names = f"{generation}/roster", f"{after}/guests", f"{generation}/size"
-        roster, guests, size = self._keys.exchange(dict.fromkeys(names, READ))
-        invited = None if guests is None else _claims(guests)
-        return _claims(roster or "[]"), invited, None if size is None else int(size)
+    def open(self, after: int) -> tuple[int, Opened]:
+        """Open the generation after ``after`` unless another process has; the newest one, and what is there of it."""
+        names = _names_of_opened(after + 1, after)
+        newest, *values = self._keys.exchange({"generation": (after, after + 1), **dict.fromkeys(names, READ)})
+        return int(newest or 0), _opened(*values)
+
+    def opened(self, generation: int, after: int) -> Opened:
+        """What is there of a generation that ``after`` is before."""
+        return _opened(*self._keys.exchange(dict.fromkeys(_names_of_opened(generation, after), READ)))
 
     def close_roster(self, generation: int, members: Sequence[Claim]) -> tuple[Sequence[Claim], int]:
         """Say who is in, by rank, unless another process has: what counts, and the newest generation then. Nobody means

@@ -27,7 +27,7 @@ from multiworld.rendezvous.joining import (
     Moved,
     Rendezvous,
 )
-from multiworld.rendezvous.ledger import Claim, Ledger
+from multiworld.rendezvous.ledger import Claim, Ledger, Opened
 from multiworld.rendezvous.wiring import Incompatible, dial, presence
 from multiworld.transport.greeting import GreetingError, Hello, Role
 
@@ -47,6 +47,8 @@ class Reassembly(Rendezvous):
         super().__init__(*args, **kwargs, after=roll.after)
         self._candidates: list[Claim] = []
         self._next_look, self._looks = 0.0, 0
+        #: what was there of the next generation, when it was looked for last
+        self._opened_next: Opened
         self._go_by(roll)
 
     def _go_by(self, roll: Roll) -> None:
@@ -56,11 +58,12 @@ class Reassembly(Rendezvous):
         self._agreement = Agreement(roll, config.identity, seen, config.heartbeat.lost_after)
 
     def _newest(self) -> int | None:
-        newest = self._ledger.advance(self._after)  # most likely that is the last one
+        newest, self._opened_next = self._ledger.open(self._after)  # most likely that is the last one
         return newest if newest > self._after else self._ledger.advance(self._ledger.generation(), self._after + 1)
 
     def _place(self, generation: int) -> Steps[tuple[int, int]]:
-        self._candidates = self._agreement.candidates(self._ledger, generation)
+        seen = self._opened_next if generation == self._after + 1 else None
+        self._candidates = self._agreement.candidates(self._ledger, generation, seen)
         if not self._candidates:  # the rejoin may have ended
             self._why = "others rejoin the world as it was, or with another size"
             yield Pause(LONGEST_PAUSE)

@@ -9,6 +9,7 @@ more. The mark is told to whoever was greeted before, with the same secret.
 
 from __future__ import annotations
 
+import functools
 import hmac
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -70,22 +71,28 @@ class Kept:
         """Hand over those that have been kept on both sides, by the rank in ``claims``, and close the others."""
         peers, lanes, lines = self._peers, self._lanes, self._lines
         self._lanes, self._lines = HeldLanes(), Lines()
-        ranks = {new: old for new, claim in enumerate(claims) if (old := self._rank_of(claim)) in peers}
+        ranks = {}
+        for new, claim in enumerate(claims):
+            last, old, kept = _told(claim.kept)
+            if last == self._last and old in peers and kept >> self._rank & 1:
+                ranks[new] = old
         lanes.pick(ranks)
         lines.pick(ranks)
         return lanes, lines
 
-    def _rank_of(self, claim: Claim) -> int:
-        """The last rank of the member with this claim, if it has kept its connections to us; else -1."""
-        try:
-            last, rank, kept = claim.kept.split()
-            return int(rank) if last == self._last and int(kept, 16) >> self._rank & 1 else -1
-        except ValueError:
-            return -1
-
     def close(self) -> None:
         self._lanes.close()
         self._lines.close()
+
+
+@functools.lru_cache(maxsize=1024)  # all members of a process read the same
+def _told(said: str) -> tuple[str, int, int]:
+    """What a claim says: the last generation, the rank in it, and the members by bits; nobody if it cannot be right."""
+    try:
+        last, rank, kept = said.split()
+        return last, int(rank), max(0, int(kept, 16))
+    except ValueError:
+        return "", -1, 0
 
 
 def mark_of(first: Claim, where: str, secret: bytes | None) -> bytes:

@@ -17,8 +17,9 @@ import torch.distributed as dist
 from multiworld.store.client import StoreClient
 from multiworld.store.torch_store import TorchStore
 
-#: what ``exchange`` is to do with a key: read the value, read the number, or write this value unless there is one
-Wanted: TypeAlias = "str | int | None"
+#: what ``exchange`` is to do with a key: read the value, read the number, write this value unless there is one, or raise
+#: the number if it still is the first of two to the second
+Wanted: TypeAlias = "str | int | tuple[int, int] | None"
 READ: Final = None
 NUMBER: Final = 0
 _NEVER: Final = "\x01never\x01"
@@ -46,8 +47,7 @@ class CasKeys(_Keys):
     def exchange(self, wanted: Mapping[str, Wanted]) -> list[str | None]:
         """Do what is wanted with each key, in this order and in one round trip where the store allows it; the values
         that they have now, None for those that were not written."""
-        asked = wanted.items()
-        values = self._swap((name, "", to) if isinstance(to, str) else (name, _NEVER, _NEVER) for name, to in asked)
+        values = self._swap((name, *_swap_for(to)) for name, to in wanted.items())
         return [None if value == _NEVER else value for value in values]
 
     def read(self, name: str) -> str | None:
@@ -64,7 +64,7 @@ class CasKeys(_Keys):
 
     def raise_from(self, name: str, current: int, to: int) -> int:
         """Raise the number to ``to`` if it still is ``current``; the number that it is now."""
-        return int(self._swap([(name, str(current) if current else "", str(to))])[0])
+        return int(self.exchange({name: (current, to)})[0] or 0)
 
     def delete(self, *names: str) -> None:
         """Delete the values of ``names``, as far as they are there."""
@@ -87,6 +87,14 @@ class CasKeys(_Keys):
         return [value.decode() if isinstance(value, bytes) else str(value) for value in values]
 
 
+def _swap_for(wanted: Wanted) -> tuple[str, str]:
+    """The value to expect, and the one to write."""
+    if isinstance(wanted, tuple):
+        current, to = wanted
+        return str(current) if current else "", str(to)
+    return ("", wanted) if isinstance(wanted, str) else (_NEVER, _NEVER)
+
+
 class CounterKeys(_Keys):
     """The same by counters, for stores whose compare-and-set cannot be used: the first to count may write.
 
@@ -99,6 +107,8 @@ class CounterKeys(_Keys):
     def _one(self, name: str, wanted: Wanted) -> str | None:
         if wanted is READ:
             return self.read(name)
+        if isinstance(wanted, tuple):
+            return str(self.raise_from(name, *wanted))
         return self.put_first(name, wanted) if isinstance(wanted, str) else str(self.number(name))
 
     def read(self, name: str) -> str | None:

@@ -204,7 +204,7 @@ class WorldTable(Generic[World]):
             )
             # In the hub's thread, as all events are: after the break of the last generation, and before that of this
             # one, which a peer may bring about at once.
-            hub.call_and_wait(lambda: bus.publish(joined))
+            hub.call(lambda: bus.publish(joined))
             session = self._begun(met)
             try:
                 if loop is not None:
@@ -212,6 +212,7 @@ class WorldTable(Generic[World]):
             except BaseException:
                 session.leave(0.0)  # nothing else refers to it
                 raise
+            hub.call_and_wait(lambda: None)  # it was told
             return session
 
     def _begun(self, met: Meeting) -> Session:

@@ -29,12 +29,6 @@ constexpr uint64_t most_heard_bytes = 16 << 20;
 
 bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
-bool is_local(int fd) {
-  int domain = 0;
-  socklen_t size = sizeof domain;
-  return getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 && domain == AF_UNIX;
-}
-
 bool is_of_lane(uint8_t kind) { return kind >= uint8_t(LaneKind::ring) && kind <= uint8_t(LaneKind::read); }
 
 std::string bytes_of(const Header& header) { return {reinterpret_cast<const char*>(&header), sizeof header}; }
@@ -42,10 +36,7 @@ std::string bytes_of(const Header& header) { return {reinterpret_cast<const char
 }  // namespace
 
 Lane::Lane(int fd, int peer, Core& core, std::function<void(Lane&, int)> on_end)
-    : fd(fd), peer(peer), core_(core), on_end_(std::move(on_end)), local_(is_local(fd)) {
-  int one = 1;
-  if (!local_) setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-}
+    : fd(fd), peer(peer), core_(core), on_end_(std::move(on_end)) {}
 
 Lane::~Lane() { abandon(); }
 
@@ -53,6 +44,14 @@ void Lane::abandon() {
   forget_passed();
   if (fd >= 0) close(fd);
   fd = -1;
+}
+
+// Asked when it is first needed: an engine begins without a call for each of its lanes.
+bool Lane::local() {
+  if (domain_) return domain_ == AF_UNIX;
+  socklen_t size = sizeof domain_;
+  getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain_, &size);
+  return domain_ == AF_UNIX;
 }
 
 void Lane::begin_at(const std::string& mark) { our_mark_ = mark_ = mark; }
@@ -88,7 +87,7 @@ void Lane::put(const Header& header, Span first, Span second, SendOperation* sen
     holding_ = holding;
     if (ended_) return;
   }
-  if (local_ && first.size + second.size >= least_in_ring && offers_ring()) {
+  if (first.size + second.size >= least_in_ring && local() && offers_ring()) {
     keep_for_ring(header, first, second, send);
   } else {
     write(head, first, second, send);
@@ -275,7 +274,7 @@ bool Lane::linger() {
   ssize_t got;
   while ((got = recv(fd, dropped, sizeof dropped, MSG_DONTWAIT)) > 0) {}
   int unacknowledged = 0;
-  if (local_ || got == 0 || !would_block(errno) || ioctl(fd, SIOCOUTQ, &unacknowledged) != 0) return true;
+  if (local() || got == 0 || !would_block(errno) || ioctl(fd, SIOCOUTQ, &unacknowledged) != 0) return true;
   return unacknowledged <= 1;  // the end itself counts as one
 }
 
@@ -353,7 +352,7 @@ int64_t Lane::read(char* body, uint64_t to_body, char* stage, uint64_t to_stage)
   msghdr message{};
   message.msg_iov = parts;
   message.msg_iovlen = 2;
-  if (local_) {
+  if (local()) {
     message.msg_control = control;
     message.msg_controllen = CMSG_LEN(sizeof(int));  // room for one; the kernel drops others
   }
@@ -361,7 +360,7 @@ int64_t Lane::read(char* body, uint64_t to_body, char* stage, uint64_t to_stage)
   do got = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   while (got < 0 && errno == EINTR);
   if (got == 0 || (got < 0 && !would_block(errno))) end(got < 0 ? errno : error_);
-  cmsghdr* passed = got > 0 && local_ ? CMSG_FIRSTHDR(&message) : nullptr;
+  cmsghdr* passed = got > 0 && local() ? CMSG_FIRSTHDR(&message) : nullptr;
   if (passed && passed->cmsg_level == SOL_SOCKET && passed->cmsg_type == SCM_RIGHTS) {
     forget_passed();
     memcpy(&passed_, CMSG_DATA(passed), sizeof passed_);
@@ -417,7 +416,7 @@ void Lane::parse(const char* at, uint64_t size) {
     memcpy(&body.header, at, sizeof(Header));
     at += sizeof(Header);
     size -= sizeof(Header);
-    if (local_ && is_of_lane(body.header.kind)) {
+    if (local() && is_of_lane(body.header.kind)) {
       on_lane_frame(body.header);
     } else if (!begin(body, at, size)) {
       break;
@@ -433,7 +432,7 @@ void Lane::parse(const char* at, uint64_t size) {
 // Begin with a frame; false if the rest of its payload is to come on the socket.
 bool Lane::begin(Body& body, const char*& at, uint64_t& size) {
   uint64_t length = body.header.nbytes;
-  bool by_ring = local_ && body.header.kind & through_ring;
+  bool by_ring = local() && body.header.kind & through_ring;
   if (by_ring) body.header.kind &= uint8_t(~through_ring);
   if (ring_left_ || (by_ring && !(in_ && length && has_payload(body.header.kind)))) {
     core_.protocol_error(peer, "a frame where a payload in shared memory has to go on");

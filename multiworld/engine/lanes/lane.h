@@ -29,7 +29,7 @@ enum class Way : uint8_t { tcp, unix_socket, ring };
 
 class Lane {
  public:
-  // Takes over `fd`. `on_end` is told when the connection ends, with the number of the error, 0 if the peer closed it.
+  // Takes over `fd`, which sends at once. `on_end` is told when the connection ends, with the number of the error, 0 if the peer closed it.
   Lane(int fd, int peer, Core& core, std::function<void(Lane&, int)> on_end);
   ~Lane();
   Lane(const Lane&) = delete;
@@ -53,7 +53,7 @@ class Lane {
   // Write the rest and say that nothing follows; whether the peer's machine has all of it. What comes is dropped.
   bool linger();
   // How large payloads go to the peer.
-  Way way() const { return ring_accepted_ ? Way::ring : local_ ? Way::unix_socket : Way::tcp; }
+  Way way() { return ring_accepted_ ? Way::ring : local() ? Way::unix_socket : Way::tcp; }
   // End it on our side: nothing is read or written any more.
   void cut();
   // Whether the connection was there when it was cut.
@@ -93,6 +93,7 @@ class Lane {
     uint64_t come = 0;
   };
 
+  bool local();  // whether it is a socket of this host
   void say_mark();
   void write(Span head, Span first, Span second, SendOperation* send);
   void keep(Span (&spans)[3], uint64_t done, SendOperation* send);
@@ -133,7 +134,7 @@ class Lane {
   bool holding_ = false, deaf_ = false, ended_ = false, whole_ = false;
   int error_ = 0;  // of a write: what came before is read first
 
-  bool local_ = false;     // a socket of this host
+  int domain_ = 0;         // of the socket; 0 before it is asked for
   std::string said_;       // frames of the lane itself, written before the backlog where a frame begins in that
   std::unique_ptr<Ring> out_, in_;
   bool ring_offered_ = false, ring_accepted_ = false;
