@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from multiworld.errors import StaleGeneration, TooFewMembers
 from multiworld.liveness.neighbour import Presence
@@ -66,8 +67,10 @@ class Agreement:
         self._next_probe = time.monotonic() + min(PROBE_SECONDS, FIRST_PROBE * (1 + len(roll.members) / 8))
 
     def candidates(self, ledger: Ledger, generation: int, seen: Opened | None) -> list[Claim]:
-        """Find the candidates of ``generation``, of which that was ``seen`` just now, the same on all of them; nobody if
-        a rejoin has opened it.
+        """Find the candidates of ``generation``, the same on all of them; nobody if a rejoin has opened it.
+
+        Args:
+            seen: what was there of that generation just now, if it was looked at.
 
         Raises:
             StaleGeneration: the others have gone on without us.
@@ -93,7 +96,7 @@ class Agreement:
 
     def check(self, roster: Sequence[Claim], generation: int) -> None:
         """Raise, as ``candidates`` does, for a roster that is not for us; an empty one says nothing."""
-        if roster and all(claim.identity != self._identity for claim in roster):
+        if roster and self._identity not in map(attrgetter("identity"), roster):
             raise StaleGeneration(
                 what=f"the world went on without this process in generation {generation}", current=generation
             )

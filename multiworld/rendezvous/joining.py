@@ -89,8 +89,8 @@ class Elsewhere(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """A generation whose members have all met, after ``seconds``. ``config`` has our rank and the size, ``claims`` are by
-    rank; ``acceptor`` answers for our membership from now on."""
+    """A generation whose members have all met, after ``seconds``. ``config`` has our rank and the size; ``claims`` are
+    by rank; ``acceptor`` answers for our membership from now on."""
 
     config: WorldConfig
     generation: int

@@ -127,9 +127,9 @@ class PeerDialler:
 
 @dataclass(frozen=True, slots=True)
 class Wires:
-    """The connections, by rank: ``lanes`` that are new, and those that are ``held``; these have a ``mark``, as they were
-    in use before. ``pulses`` lead to the peers that we ping and that no other world of ours pings; ``dial_pulse`` makes
-    another of these within some seconds."""
+    """The connections, by rank: ``lanes`` that are new, and those that are ``held``; these were in use
+    before, and have a ``mark``. ``pulses`` lead to the peers that we ping and that no other world of ours pings;
+    ``dial_pulse`` makes another of these within some seconds."""
 
     lanes: dict[int, socket.socket]
     held: HeldLanes

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from multiworld.store.client import StoreClient
 from multiworld.store.torch_store import TorchStore
 
-#: what ``exchange`` is to do with a key: read the value, read the number, write this value unless there is one, or raise
-#: the number if it still is the first of two to the second
+#: what ``exchange`` is to do with a key: read the value, read the number, write this value unless there is one, or
+#: raise the number if it still is the first of two to the second
 Wanted: TypeAlias = "str | int | tuple[int, int] | None"
 READ: Final = None
 NUMBER: Final = 0

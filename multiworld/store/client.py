@@ -116,6 +116,8 @@ class StoreClient:
         self.deadline = deadline
         self._sock = sock
         self._unread = b""
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
         sock.settimeout(STEP_SECONDS)
 
     @classmethod
@@ -191,11 +193,7 @@ class StoreClient:
     @property
     def ended(self) -> bool:
         """True if it is closed, here or by the host: between two questions that one says nothing else."""
-        if self._sock.fileno() < 0:
-            return True
-        poll = select.poll()
-        poll.register(self._sock, select.POLLIN)
-        return bool(poll.poll(0))
+        return self._sock.fileno() < 0 or bool(self._poll.poll(0))
 
     def close(self) -> None:
         self._sock.close()
@@ -226,14 +224,14 @@ class StoreClient:
     def _asked(self, requests: Iterable[bytes], answer: Callable[[], T]) -> list[T]:
         """Send some requests at a time, and read their answers."""
         rest, answers = iter(requests), []
-        while some := list(itertools.islice(rest, AT_ONCE)):
-            self._call(b"".join(some))
-            answers += [answer() for _ in some]
+        with self._failing():
+            while some := list(itertools.islice(rest, AT_ONCE)):
+                self._call(b"".join(some))
+                answers += [answer() for _ in some]
         return answers
 
     def num_keys(self) -> int:
-        self._call(request(Request.GETNUMKEYS))
-        return self._number()
+        return self._asked([request(Request.GETNUMKEYS)], self._number)[0]
 
     def _number(self) -> int:
         return int(NUMBER.unpack(self._take(NUMBER.size))[0])
@@ -241,18 +239,16 @@ class StoreClient:
     def _sized(self) -> bytes:
         size = COUNT.unpack(self._take(COUNT.size))[0]
         if size > MAX_ANSWER_BYTES:
-            self.close()
             raise StoreFailed("answers, but not as a store does", "another program listens at its port")
         return self._take(size)
 
     def _call(self, data: bytes) -> None:
         rest = memoryview(data)
-        with self._failing():
-            while rest:
-                try:
-                    rest = rest[self._sock.send(rest) :]
-                except TimeoutError:  # noqa: PERF203 - the socket is full
-                    self._check_deadline()
+        while rest:
+            try:
+                rest = rest[self._sock.send(rest) :]
+            except TimeoutError:  # noqa: PERF203 - the socket is full
+                self._check_deadline()
 
     def _take(self, size: int) -> bytes:
         taken = self._unread
@@ -262,16 +258,15 @@ class StoreClient:
         return taken[:size]
 
     def _some(self) -> bytes:
-        with self._failing():
-            while True:
-                try:
-                    data = self._sock.recv(READ_BYTES)
-                except TimeoutError:  # noqa: PERF203 - nothing came within STEP_SECONDS
-                    self._check_deadline()
-                else:
-                    if not data:
-                        raise ConnectionResetError("it hung up")
-                    return data
+        while True:
+            try:
+                data = self._sock.recv(READ_BYTES)
+            except TimeoutError:  # noqa: PERF203 - nothing came within STEP_SECONDS
+                self._check_deadline()
+            else:
+                if not data:
+                    raise ConnectionResetError("it hung up")
+                return data
 
     def _check_deadline(self) -> None:
         """Go on waiting, or raise ``TimeoutError`` at the deadline, ``Cancelled`` after a cancellation."""

@@ -6,6 +6,7 @@ member sends a mark before the first that it says in a generation, and the other
 
 from __future__ import annotations
 
+import contextlib
 import select
 import selectors
 import socket
@@ -70,9 +71,21 @@ class Lines:
             self._unsaid.discard(rank)
 
     def ready(self) -> set[int]:
-        """The ranks of which something has come, or that have ended."""
+        """The ranks of which something of this generation has come, or that have ended."""
         arrived = () if self._arrivals is None else self._arrivals.poll(0)
-        return {*self._rest, *(self._ranks[descriptor] for descriptor, _ in arrived)}
+        return {*self._rest, *filter(self._has_come, (self._ranks[descriptor] for descriptor, _ in arrived))}
+
+    def _has_come(self, rank: int) -> bool:
+        """Tell whether that is more than what is left of the last generation, which is dropped."""
+        if rank not in self._unheard:
+            return True
+        with contextlib.suppress(ConnectionError):  # ``recv`` tells it
+            try:
+                if data := self._fresh(rank):
+                    self._rest[rank] = data
+            except BlockingIOError:
+                return False
+        return True
 
     def recv(self, rank: int, most: int) -> bytes:
         """Read at most ``most`` bytes of this generation; none at the end of the connection.

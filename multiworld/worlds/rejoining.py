@@ -155,7 +155,8 @@ class RejoinCall:
         with told_of(was.name, whole_number(rank), self._name, self._member.generation):
             rank, size = checked_place(rank, size)
             check_seconds("join_timeout", timeout)
-        return replace(was, rank=rank, size=size, join_timeout=timeout)
+        same = (rank, size, timeout) == (was.rank, was.size, was.join_timeout)
+        return was if same else replace(was, rank=rank, size=size, join_timeout=timeout)
 
     def keeps(self, config: WorldConfig) -> bool:
         """Tell whether ``config`` has all that was asked for."""

@@ -32,22 +32,21 @@ class MoreOfAClient(StoreClient):
 
     def set(self, key: str, value: str) -> None:
         """Write a value; returns before the store has it, later calls come after it."""
-        self._call(request(Request.SET, _key(key), sized(value.encode())))
+        with self._failing():
+            self._call(request(Request.SET, _key(key), sized(value.encode())))
 
     def get(self, key: str) -> bytes | None:
         """The value, None if there is none; does not wait for one, unlike torch's."""
         if not self.check([key]):
             return None
-        self._call(request(Request.GET, _key(key)))
-        return self._sized()
+        return self._asked([request(Request.GET, _key(key))], self._sized)[0]
 
     def add(self, key: str, amount: int) -> int:
-        self._call(request(Request.ADD, _key(key), NUMBER.pack(amount)))
-        return self._number()
+        return self._asked([request(Request.ADD, _key(key), NUMBER.pack(amount))], self._number)[0]
 
     def check(self, keys: list[str]) -> bool:
-        self._call(request(Request.CHECK, COUNT.pack(len(keys)), *map(_key, keys)))
-        return self._take(1) == READY
+        asked = request(Request.CHECK, COUNT.pack(len(keys)), *map(_key, keys))
+        return self._asked([asked], lambda: self._take(1))[0] == READY
 
 
 def deadline(seconds: float = SOON) -> Deadline:

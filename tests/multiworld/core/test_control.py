@@ -45,7 +45,8 @@ def test_one_member_tells_all_of_an_end_that_all_notice(store: str, monkeypatch:
 
     with members(store, SIZE) as (worlds, _):
         monkeypatch.setattr(Control, "_tell", tell)
-        for sock in tuple(worlds[LOST].member.session.control._lines.socks.values()):  # the hub lets go of them meanwhile
+        lines = worlds[LOST].member.session.control._lines
+        for sock in tuple(lines.socks.values()):  # the hub lets go of them meanwhile
             sock.shutdown(socket.SHUT_RDWR)
         left = worlds[:LOST]
         wait_until(lambda: all(world.failure for world in worlds), SOON, "it is not noticed")

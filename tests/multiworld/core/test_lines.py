@@ -100,6 +100,8 @@ def test_a_generation_goes_on_with_some_of_them_under_new_ranks() -> None:
     lines.pick({0: 1, 2: 3})
     lines.begin_at(MARK)
     assert [pairs[old][1].recv(1) for old in (0, 2)] == [b"", b""]
+    pairs[3][1].sendall(b"old" + MARK[:5])
+    assert lines.ready() == set(), "it is of the last generation"
     pairs[3][1].sendall(MARK + b"from 3")
     assert lines.ready() == {2}
     assert lines.recv(2, 4) == b"from"

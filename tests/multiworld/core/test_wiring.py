@@ -202,7 +202,8 @@ def test_a_step_of_a_peer_gets_all_the_time_that_is_left() -> None:
         acceptor = HandshakeAcceptor(endpoint, "w", 1, 0, 2, OURS.incarnation)
         dialler = PeerDialler("w", 1, 0, (OURS, OURS), (0, 1), NetworkSettings())
         deadline = time.monotonic() + 0.4
-        steps = wire(dialler, acceptor, deadline, lambda: 5.0, lambda: False, lambda: False, lambda _: [], Kept().among(()))
+        rest = lambda: False, lambda: False, lambda _: [], Kept().among(())
+        steps = wire(dialler, acceptor, deadline, lambda: 5.0, *rest)
 
         def walk() -> None:
             for pause in steps:
