@@ -110,7 +110,7 @@ def test_close_soon_after_a_break_closes_all_connections(store: str) -> None:
     for i in range(20):
         pair = Pair(store)
         a, b = pair.join(f"w{i}")
-        ties = [line.sock for w in (a, b) for line in w.member.session.control._lines.values()]
+        ties = [sock for w in (a, b) for sock in w.member.session.control._lines.socks.values()]
         a.abort("on purpose")
         pair.a.sync.close()
         pair.b.sync.close()
@@ -327,7 +327,7 @@ def test_a_stream_that_is_let_go_of_listens_no_more(pair: Pair) -> None:
 
 def test_nonsense_on_a_control_connection_ends_the_world(pair: Pair) -> None:
     a, b = pair.join("w")
-    b.member.session.control._lines[0].sock.send(b"[1]\n")
+    b.member.session.control._lines.socks[0].send(b"[1]\n")
     with pytest.raises(PeerLost, match="sent on its control connection what cannot be right"):
         a.sync.recv(torch.zeros(1), 1)
 

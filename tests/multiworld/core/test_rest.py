@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from table import members
 
 from multiworld import World
 from multiworld.operations import collectives, p2p
+from multiworld.rendezvous.wiring import Wires
 from multiworld.session.session import Session
 
 SECONDS = 10.0
@@ -27,14 +28,15 @@ def short_of_buffers(store: str) -> Iterator[list[World]]:
     pair, tcp = iter(socket.socketpair()), []
     real = Session._connect
 
-    def connect(session: Session, socks: Mapping[int, socket.socket], *args: Any) -> None:
+    def connect(session: Session, wires: Wires, *args: Any) -> None:
         # TCP waits for timers when its buffers are this small.
-        ((peer, replaced),) = socks.items()
+        ((peer, replaced),) = wires.lanes.items()
         tcp.append(replaced)
         sock = next(pair)
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)
-        real(session, {peer: sock}, *args)
+        wires.lanes[peer] = sock
+        real(session, wires, *args)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Session, "_connect", connect)
