@@ -156,7 +156,7 @@ class Control:
             nonlocal found
             self.look()
             self._drop_others()
-            found, self._lines = self._lines, found
+            found, self._lines = self._lines, Lines()
             found.rest()
 
         self._session.hub.call_and_wait(take)
