@@ -58,8 +58,8 @@ class Agreement:
         #: when it was first seen that a member is still, by identity
         self._still: dict[str, float] = {}
         self._probes = 0
-        #: whether the roster is for us to close, as far as we know
-        self.leads = False
+        #: whether the roster is for us to close, as far as we know, and how many we lack for that
+        self.leads, self.lacking = False, 0
         self._gone = set(roll.gone) - {identity}
         #: claims by generation and identity
         self._came: dict[int, dict[str, Claim]] = {}
@@ -118,6 +118,7 @@ class Agreement:
         came = self._came.setdefault(generation, {})
         came |= ledger.claims(generation, [claim.identity for claim in present if claim.identity not in came])
         missing = [claim for claim in present if claim.identity not in came]
+        self.lacking = len(missing)
         if not missing:
             return ledger.close_roster(generation, [came[claim.identity] for claim in present])
         self._probe(missing)

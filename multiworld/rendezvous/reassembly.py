@@ -76,9 +76,10 @@ class Reassembly(Rendezvous):
         yield Pause(pause)  # mostly others have yet to claim
         while (roster := self._look(generation)) is None:
             self._say_who_is_missing(generation)
-            leads = self._agreement.leads
-            pause = min(pause * 1.5, LEADER_PAUSE if leads else LONGEST_PAUSE)
-            yield Pause(pause, urgent=leads)
+            leads, lacking = self._agreement.leads, self._agreement.lacking
+            # A look of the leader asks for each that is missing, and all wait for the last.
+            pause = LEADER_PAUSE * lacking / len(self._candidates) if leads else min(pause * 1.5, LONGEST_PAUSE)
+            yield Pause(max(FIRST_PAUSE, pause), urgent=leads)
         self._agreement.check(roster, generation)
         self._next_look = time.monotonic() + PROBE_SECONDS
         if ours not in roster:  # given up, or with a claim of ours that is not valid any more

@@ -66,7 +66,8 @@ def test_what_is_exchanged_at_once(kind: type[Any], opened: Opened) -> None:
     ours, theirs = kind(opened(), "test"), kind(opened(), "test")
     theirs.put_first("theirs", "1")
     assert ours.exchange({"number": NUMBER, "none": READ}) in (["0", None], [None, None])
-    ours.raise_from("number", 0, 3)
+    assert ours.exchange({"number": (0, 3), "none": READ}) == ["3", None]
+    assert theirs.exchange({"number": (0, 4)}) == ["3"], "who comes late raises nothing"
     wanted = {"theirs": "2", "ours": "3", "number": NUMBER, "none": READ}
     assert ours.exchange(wanted) == ["1", "3", "3", None]
     assert theirs.exchange({"ours": READ, "theirs": READ}) == ["3", "1"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from table import SOON, members
 
 from multiworld import LossReason, PeerLost, World
 from multiworld.matching.agreement import CollectiveOperation
+from multiworld.rendezvous.wiring import Wires
 from multiworld.session.session import Session
 from tests.multiworld.engine.reference.frames import HEADER, Kind
 
@@ -28,19 +29,19 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 @contextlib.contextmanager
 def beside_a_rogue(store: str) -> Iterator[tuple[World, socket.socket, Any]]:
     """A member, the data connection of the other one, and threads."""
-    wires: list[socket.socket] = []
+    ends: list[socket.socket] = []
     real = Session._connect
 
-    def connect(session: Session, socks: Mapping[int, socket.socket], *args: Any) -> None:
-        if 0 in socks:
-            wires.append(socks[0].dup())
-        real(session, socks, *args)
+    def connect(session: Session, wires: Wires, *args: Any) -> None:
+        if 0 in wires.lanes:
+            ends.append(wires.lanes[0].dup())
+        real(session, wires, *args)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Session, "_connect", connect)
         with members(store, 2) as ((first, _), pool):
-            yield first, wires[0], pool
-    wires[0].close()
+            yield first, ends[0], pool
+    ends[0].close()
 
 
 def called(world: World) -> CollectiveOperation | None:
