@@ -26,6 +26,8 @@ constexpr uint64_t chunk_bytes = 128 * 1024;
 constexpr uint64_t step_bytes = Ring::size / 4;
 // So much is heard of a peer that has closed its end: more than socket and ring hold.
 constexpr uint64_t most_heard_bytes = 16 << 20;
+// Where more of a payload is to come over TCP, the kernel wakes us for so much: a turn of the mover.
+constexpr int wake_bytes = 256 * 1024;
 
 bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
@@ -37,6 +39,11 @@ std::string bytes_of(const Header& header) { return {reinterpret_cast<const char
 
 Lane::Lane(int fd, int peer, Core& core, std::function<void(Lane&, int)> on_end)
     : fd(fd), peer(peer), core_(core), on_end_(std::move(on_end)) {}
+
+void Lane::hand_over() {
+  wake_for(1);
+  fd = -1;
+}
 
 Lane::~Lane() { abandon(); }
 
@@ -324,25 +331,37 @@ void Lane::stop_reading() {
 }
 
 void Lane::pump(uint64_t budget) {
-  while (!ended_) {
-    // What follows a payload comes with its last byte.
-    char stage[stage_bytes];
-    memcpy(stage, partial_, fill_);
-    uint64_t wanted = receiving() && !ring_left_ ? body_.header.nbytes - body_.come : 0;
-    uint64_t to_body = std::min(wanted, budget);
-    uint64_t to_stage = to_body == wanted ? stage_bytes - fill_ : 0;
-    int64_t got = read(body_.placement.to + body_.come, to_body, stage + fill_, to_stage);
-    if (got <= 0) return;
-    uint64_t count = uint64_t(got), of_body = std::min(count, to_body);
-    uint64_t staged = fill_ + count - of_body, before = received_;
-    received_ += count;
-    fill_ = 0;
-    if (of_body) advance(of_body);
-    if (staged && !ended_) parse(stage, staged);
-    uint64_t come = received_ - before;  // through a ring, too
-    if (count < to_body + to_stage || come >= budget) return;  // the socket was empty; or others have their turn
-    budget -= come;
+  while (!ended_ && pump_once(budget)) {
   }
+  if (!ended_ && !local()) wake_for(left() >= wake_bytes ? wake_bytes : 1);
+}
+
+// Whether there may be more to read.
+bool Lane::pump_once(uint64_t& budget) {
+  // What follows a payload comes with its last byte.
+  char stage[stage_bytes];
+  memcpy(stage, partial_, fill_);
+  uint64_t wanted = receiving() && !ring_left_ ? body_.header.nbytes - body_.come : 0;
+  uint64_t to_body = std::min(wanted, budget);
+  uint64_t to_stage = to_body == wanted ? stage_bytes - fill_ : 0;
+  int64_t got = read(body_.placement.to + body_.come, to_body, stage + fill_, to_stage);
+  if (got <= 0) return false;
+  uint64_t count = uint64_t(got), of_body = std::min(count, to_body);
+  uint64_t staged = fill_ + count - of_body, before = received_;
+  received_ += count;
+  fill_ = 0;
+  if (of_body) advance(of_body);
+  if (staged && !ended_) parse(stage, staged);
+  uint64_t come = received_ - before;  // through a ring, too
+  if (count < to_body + to_stage || come >= budget) return false;  // the socket was empty; or others have their turn
+  budget -= come;
+  return true;
+}
+
+void Lane::wake_for(int bytes) {
+  if (bytes == woken_for_) return;
+  woken_for_ = bytes;
+  setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof bytes);
 }
 
 // Read once; what is not above 0 is dealt with.

@@ -59,6 +59,8 @@ class Lane {
   // Whether the connection was there when it was cut.
   bool whole() const { return whole_; }
 
+  // Leave the descriptor to who goes on with it.
+  void hand_over();
   // Close our descriptor, in a forked child as well; nothing else is touched.
   void abandon();
 
@@ -109,6 +111,11 @@ class Lane {
   uint64_t seek(const char* at, uint64_t size);
   bool begin(Body& body, const char*& at, uint64_t& size);
   void advance(uint64_t count);
+  bool pump_once(uint64_t& budget);
+  // How much of a payload is still to come, wanted or not.
+  uint64_t left() const { return receiving() ? body_.header.nbytes - body_.come : skip_; }
+  // The socket counts as readable once so much has come, or the peer has closed it.
+  void wake_for(int bytes);
 
   bool offers_ring();
   void say(LaneKind kind, uint16_t flags, uint64_t nbytes);
@@ -142,6 +149,7 @@ class Lane {
   uint64_t allowed_ = 0;   // so much the peer may write to `in_` before it hears of us again
   uint64_t unsaid_ = 0;    // read from `in_`, and not said
   uint64_t ring_left_ = 0; // of the payload that comes through `in_` now
+  int woken_for_ = 1;
   int passed_ = -1;        // a descriptor that came, for the frame that it came with
   bool was_offered_ = false;
 };

@@ -902,7 +902,7 @@ void Engine::part_with(const std::vector<int>& descriptors, bool close) {
   Locked lock(*this);
   for (auto& [peer, lane] : lanes_) {
     if (std::find(descriptors.begin(), descriptors.end(), lane.fd) == descriptors.end()) continue;
-    close ? lane.abandon() : void(lane.fd = -1);
+    close ? lane.abandon() : lane.hand_over();
   }
 }
 
