@@ -96,7 +96,9 @@ def _ansible(words: list[str], variables: dict[str, object], folder: Path) -> No
     # No connection of another run, which ssh knows by the name of the host alone, whatever the configuration.
     env |= {"ANSIBLE_HOME": str(folder), "ANSIBLE_SSH_CONTROL_PATH_DIR": f"{folder}/cp"}
     command = [sys.executable, "-m", "ansible", "playbook", f"{ANSIBLE}/install.yml"]
-    command += [f"--extra-vars={msgspec.json.encode(given).decode()}", *words]
+    # Not on the command line, which others see: hooks may have secrets.
+    (folder / "play.json").write_bytes(msgspec.json.encode(given))
+    command += [f"--extra-vars=@{folder}/play.json", *words]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         try:
             for line in process.stdout or ():

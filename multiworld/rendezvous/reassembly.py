@@ -74,11 +74,15 @@ class Reassembly(Rendezvous):
     def _gather(self, generation: int, incarnation: str) -> Steps[dict[int, Claim]]:
         ours, pause = self._claim(generation, self._config.identity, incarnation), self._first_pause
         yield Pause(pause)  # mostly others have yet to claim
+        lacked = len(self._candidates)
         while (roster := self._look(generation)) is None:
             self._say_who_is_missing(generation)
             leads, lacking = self._agreement.leads, self._agreement.lacking
-            # A look of the leader asks for each that is missing, and all wait for the last.
-            pause = LEADER_PAUSE * lacking / len(self._candidates) if leads else min(pause * 1.5, LONGEST_PAUSE)
+            if leads and lacking < lacked:  # they come now, and all wait for the last
+                pause = LEADER_PAUSE * lacking / len(self._candidates)
+            else:
+                pause = min(pause * 1.5, LEADER_PAUSE if leads else LONGEST_PAUSE)
+            lacked = lacking
             yield Pause(max(FIRST_PAUSE, pause), urgent=leads)
         self._agreement.check(roster, generation)
         self._next_look = time.monotonic() + PROBE_SECONDS

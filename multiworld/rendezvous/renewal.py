@@ -76,6 +76,7 @@ class Kept:
             last, old, kept = _told(claim.kept)
             if last == self._last and old in peers and kept >> self._rank & 1:
                 ranks[new] = old
+                peers.discard(old)
         lanes.pick(ranks)
         lines.pick(ranks)
         return lanes, lines

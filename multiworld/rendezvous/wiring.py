@@ -364,13 +364,13 @@ def wire(
         Incompatible: a peer has another secret or protocol.
     """
     wires = Wires({}, *kept, dialler.mark(), {}, dialler.pulse)
-    wires.lines.begin_at(wires.mark)
 
     def left(since: float) -> float:
         """Seconds that are left for a step which began at ``since``."""
         return max(since + SHORTEST_STEP, min(since + patience(), deadline)) - time.monotonic()
 
     try:
+        wires.lines.begin_at(wires.mark)
         for peer in sorted({*range(dialler.rank)} - wires.lead_to()):
             dialler.dial_both(wires, peer, left)
         yield from _await_others(wires, dialler, acceptor, left, cancelled)
@@ -426,7 +426,7 @@ def _all_ready(
     """Wait until all members are ready: the lowest one hears it from each, and then tells them."""
     lines, others = wires.lines, set(wires.lines.socks)
     if cancelled():  # with connections that were kept, nothing has been waited for
-        raise WiringFailed(min(others, default=rank), "it was given up here")
+        raise WiringFailed(min(others, default=rank), "it was given up here, or the others have gone on")
     _say(lines, {0} if rank else ())
     yield from _hear(lines, {0} if rank else set(others), acceptor, left, cancelled)
     if not rank and over():

@@ -71,8 +71,7 @@ class Control:
 
     def start(self) -> None:
         """Listen to the peers, once the session is whole."""
-        hub = self._session.hub
-        hub.call(lambda: self._lines.watch(hub, self.look))
+        self._lines.watch(self._session.hub, self.look)
 
     def explain(self, peer: int, error: OSError | None) -> None:
         """The data connection to ``peer`` ended: break the world with the reason, as far as one is told."""
@@ -156,7 +155,8 @@ class Control:
             nonlocal found
             self.look()
             self._drop_others()
-            found, self._lines = self._lines, Lines()
+            with self._telling:  # else a report of this generation might go out in the next one
+                found, self._lines = self._lines, Lines()
             found.rest()
 
         self._session.hub.call_and_wait(take)
@@ -193,6 +193,7 @@ class Control:
         except OSError:
             data = b""
         *lines, rest = (self._said.pop(peer, b"") + data).split(b"\n")
+        self._said[peer] = rest if data and len(rest) <= MAX_BYTES else b""
         for said in filter(None, lines):  # an empty one only asks whether we can be reached; see ``poke``
             self._take(peer, said)
         if len(rest) > MAX_BYTES:
@@ -201,8 +202,6 @@ class Control:
             )
         elif not data:
             self._ended(peer)
-        elif rest:
-            self._said[peer] = rest
 
     def _take(self, peer: int, line: bytes) -> None:
         if line in self._known:  # as all members tell all others the same

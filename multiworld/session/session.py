@@ -413,7 +413,8 @@ class Session:
         thread."""
         if not self._parted.wait(PART_SECONDS):
             self.forget_kept()  # the others see their ends, and dial
-        lanes, self._lanes = self._lanes, HeldLanes()
+        with self._parting:
+            lanes, self._lanes = self._lanes, HeldLanes()
         return Kept(self.claims[0].incarnation, self.membership.rank, lanes, self.control.give_up())
 
     def forget_kept(self) -> None:

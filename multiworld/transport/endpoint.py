@@ -104,7 +104,7 @@ class Endpoint:
 
     def watch(self, lines: Lines, ready: Callable[[], object]) -> None:
         """Call ``ready`` in the hub's thread when something has come on the connections of a member."""
-        self._hub.call(lambda: lines.watch(self._hub, ready))
+        lines.watch(self._hub, ready)
 
     def forget(self, world: str, generation: int, incarnation: str) -> None:
         self._answerers.pop((world, generation, incarnation), None)

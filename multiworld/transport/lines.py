@@ -40,7 +40,9 @@ class Lines:
         self._old: dict[int, bytes] = {}
         #: what has come and was not taken
         self._rest: dict[int, bytes] = {}
+        #: once it is known, all is closed in its thread
         self._hub: Reactor | None = None
+        self._watched = False
         self._ready: Callable[[], object] | None = None
 
     def put(self, rank: int, sock: socket.socket) -> None:
@@ -79,7 +81,7 @@ class Lines:
         """Tell whether that is more than what is left of the last generation, which is dropped."""
         if rank not in self._unheard:
             return True
-        with contextlib.suppress(ConnectionError):  # ``recv`` tells it
+        with contextlib.suppress(OSError):  # ``recv`` tells that it has ended
             try:
                 if data := self._fresh(rank):
                     self._rest[rank] = data
@@ -111,10 +113,16 @@ class Lines:
         return data
 
     def watch(self, hub: Reactor, ready: Callable[[], object]) -> None:
-        """Call ``ready`` when something has come. In the hub's thread."""
+        """Call ``ready`` in the hub's thread when something has come. From any thread."""
+        self._hub = hub
+        hub.call(lambda: self._watch(hub, ready))
+
+    def _watch(self, hub: Reactor, ready: Callable[[], object]) -> None:
+        if self._arrivals is None:  # all were closed before the hub came to this
+            return
         self._ready = ready
-        if self._hub is None and self._arrivals is not None:  # else all were closed before the hub came to this
-            self._hub = hub
+        if not self._watched:
+            self._watched = True
             hub.watch(self._arrivals.fileno(), selectors.EVENT_READ, self._look)
         if self._rest:
             ready()
@@ -126,7 +134,7 @@ class Lines:
     def drop(self, rank: int) -> None:
         """Close one, if it is here. In the hub's thread, where that watches."""
         sock = self.socks.pop(rank, None)
-        if sock is not None:
+        if sock is not None and sock.fileno() >= 0:  # a forked child has closed it
             del self._ranks[sock.fileno()]
             self._arrivals.unregister(sock)
             self._rest.pop(rank, None)
@@ -135,22 +143,22 @@ class Lines:
     def close(self) -> None:
         """Close all. From any thread."""
         self.rest()
-        hub = self._hub  # the hub's thread may let go of it meanwhile
-        if hub is None:
+        if self._hub is None:
             self._close()
         else:
-            hub.call(self._close)
+            self._hub.call(self._close)
 
     def _look(self, _: int) -> None:
-        if self._ready is not None:
-            self._ready()
+        ready = self._ready  # another thread may let it rest
+        if ready is not None:
+            ready()
         else:
             self._unwatch()
 
     def _unwatch(self) -> None:
-        if self._hub is not None:
+        if self._hub is not None and self._watched:
+            self._watched = False
             self._hub.unwatch(self._arrivals.fileno())
-            self._hub = None
 
     def _close(self) -> None:
         self._unwatch()

@@ -7,9 +7,11 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 
 namespace multiworld {
@@ -28,6 +30,17 @@ constexpr uint64_t step_bytes = Ring::size / 4;
 constexpr uint64_t most_heard_bytes = 16 << 20;
 // Where more of a payload is to come over TCP, the kernel wakes us for so much: a turn of the mover.
 constexpr int wake_bytes = 256 * 1024;
+
+// Before Linux 5.12 a socket that is full of small packets might not count as readable.
+bool wakes_by_turns() {
+  static const bool does = [] {
+    utsname about{};
+    int major = 0, minor = 0;
+    return uname(&about) == 0 && sscanf(about.release, "%d.%d", &major, &minor) == 2 &&
+           (major > 5 || (major == 5 && minor >= 12));
+  }();
+  return does;
+}
 
 bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
@@ -333,7 +346,7 @@ void Lane::stop_reading() {
 void Lane::pump(uint64_t budget) {
   while (!ended_ && pump_once(budget)) {
   }
-  if (!ended_ && !local()) wake_for(left() >= wake_bytes ? wake_bytes : 1);
+  if (!ended_ && !local() && wakes_by_turns()) wake_for(left() >= wake_bytes ? wake_bytes : 1);
 }
 
 // Whether there may be more to read.

@@ -29,7 +29,7 @@ enum class Way : uint8_t { tcp, unix_socket, ring };
 
 class Lane {
  public:
-  // Takes over `fd`, which sends at once. `on_end` is told when the connection ends, with the number of the error, 0 if the peer closed it.
+  // Takes over `fd`, with TCP_NODELAY if it is TCP. `on_end` is told when the connection ends, with the number of the error, 0 if the peer closed it.
   Lane(int fd, int peer, Core& core, std::function<void(Lane&, int)> on_end);
   ~Lane();
   Lane(const Lane&) = delete;
@@ -114,7 +114,7 @@ class Lane {
   bool pump_once(uint64_t& budget);
   // How much of a payload is still to come, wanted or not.
   uint64_t left() const { return receiving() ? body_.header.nbytes - body_.come : skip_; }
-  // The socket counts as readable once so much has come, or the peer has closed it.
+  // Let the socket count as readable once so much has come, or the peer has closed it.
   void wake_for(int bytes);
 
   bool offers_ring();

@@ -45,9 +45,13 @@ def test_one_member_tells_all_of_an_end_that_all_notice(store: str, monkeypatch:
 
     with members(store, SIZE) as (worlds, _):
         monkeypatch.setattr(Control, "_tell", tell)
-        lines = worlds[LOST].member.session.control._lines
-        for sock in tuple(lines.socks.values()):  # the hub lets go of them meanwhile
-            sock.shutdown(socket.SHUT_RDWR)
+        session = worlds[LOST].member.session
+
+        def cut() -> None:
+            for sock in session.control._lines.socks.values():
+                sock.shutdown(socket.SHUT_RDWR)
+
+        session.hub.call_and_wait(cut)  # else it tells the rest that the first is lost
         left = worlds[:LOST]
         wait_until(lambda: all(world.failure for world in worlds), SOON, "it is not noticed")
         assert all(world.failure.ranks == (LOST,) for world in left)

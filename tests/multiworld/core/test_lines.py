@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import select
 import socket
 from collections.abc import Iterator
@@ -10,6 +12,8 @@ from collections.abc import Iterator
 import pytest
 
 from multiworld.process.hub import Hub
+from multiworld.rendezvous.ledger import Claim
+from multiworld.rendezvous.renewal import HeldLanes, Kept
 from multiworld.transport.lines import Lines
 
 MARK = bytes(range(32))
@@ -74,13 +78,15 @@ def test_what_came_while_nobody_listened_is_heard_in_the_next_generation(ends: t
     lines, peer = ends
     hub, heard = Hub.acquire(), []
     try:
-        hub.call_and_wait(lambda: lines.watch(hub, lambda: None))
+        lines.watch(hub, lambda: None)
+        hub.call_and_wait(lambda: None)
         lines.rest()
         lines.begin_at(MARK)
         peer.sendall(b"old\n" + MARK + b"Rnew")
         hub.call_and_wait(lambda: None)
         assert lines.recv(PEER, 1) == b"R"  # as who joins does
-        hub.call_and_wait(lambda: lines.watch(hub, lambda: heard.append(lines.recv(PEER, 64))))
+        lines.watch(hub, lambda: heard.append(lines.recv(PEER, 64)))
+        hub.call_and_wait(lambda: None)
         peer.sendall(b"er")
         hub.call_and_wait(lambda: None)
         hub.call_and_wait(lambda: None)  # which begins after what was ready with the first
@@ -118,3 +124,47 @@ def test_a_generation_goes_on_with_some_of_them_under_new_ranks() -> None:
     assert pairs[3][1].recv(64) == MARK + b"to 3"
     lines.close()
     assert pairs[3][1].recv(1) == b""
+
+
+class LostHost(socket.socket):
+    """A connection whose peer's host is gone: the kernel gives up, and says so once."""
+
+    def recv(self, *_: object) -> bytes:
+        raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+
+
+def test_a_line_that_the_kernel_gave_up_is_told_as_ended() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        lines = Lines()
+        lines.put(PEER, LostHost(fileno=ours.detach()))
+        lines.begin_at(MARK)
+        theirs.sendall(b"x")
+        assert lines.ready() == {PEER}
+        with pytest.raises(TimeoutError):
+            lines.recv(PEER, 1)
+        lines.close()
+
+
+class Held:
+    """The engine of the last generation."""
+
+    def __init__(self) -> None:
+        self.closed: set[int] = set()
+
+    def part_with(self, descriptors: tuple[int, ...], close: bool) -> None:
+        self.closed.update(descriptors if close else ())
+
+
+def test_two_claims_for_one_kept_connection_are_believed_once() -> None:
+    engine, lines = Held(), Lines()
+    ours, theirs = socket.socketpair()
+    with theirs:
+        lines.put(1, ours)
+        kept = Kept("last", 0, HeldLanes(engine, {1: 77}), lines)
+        claims = [Claim("", "", 0, "", 0, 0, "", 0, kept=said) for said in ("", "last 1 1", "last 1 1")]
+        held, picked = kept.among(claims)
+        assert (held.descriptors, set(picked.socks), engine.closed) == ({1: 77}, {1}, set())
+        held.close()
+        picked.close()
+        assert engine.closed == {77}
