@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from concurrent.futures import wait
 from typing import Any
 
 import pytest
@@ -102,3 +103,15 @@ def test_a_report_that_reaches_one_member_only_is_told_on(store: str) -> None:
         wait_until(lambda: all(world.failure for world in worlds), SOON, "some have not heard of it")
         assert all("rank 8 reports: rank 3 is lost" in str(world.failure) for world in left)
         assert all(world.member.gone() == {worlds[0].members[3].id} for world in left)
+
+
+def test_lines_are_not_handed_over_while_something_is_said(store: str) -> None:
+    """A report of this generation would go out after the mark of the next one."""
+    with members(store, 2) as (worlds, pool):
+        worlds[0].abort("on purpose")
+        wait_until(lambda: all(world.failure for world in worlds), 10.0, "it is not noticed")
+        control = worlds[0].member.session.control
+        with control._telling:
+            handing = pool.submit(control.give_up)
+            assert not wait([handing], 0.3).done
+        handing.result(10.0).close()

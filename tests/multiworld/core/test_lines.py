@@ -7,6 +7,7 @@ import errno
 import os
 import select
 import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -94,6 +95,23 @@ def test_what_came_while_nobody_listened_is_heard_in_the_next_generation(ends: t
         lines.close()
         assert peer.recv(1) == b""
     finally:
+        hub.release()
+
+
+def test_lines_that_the_hub_is_to_watch_are_closed_by_it(ends: tuple[Lines, socket.socket]) -> None:
+    """Else it may watch a descriptor that is another file's by then."""
+    lines, peer = ends
+    hub, gate = Hub.acquire(), threading.Event()
+    try:
+        hub.call(lambda: gate.wait(SECONDS))
+        lines.watch(hub, lambda: None)
+        lines.close()
+        assert lines.socks
+        gate.set()
+        assert peer.recv(1) == b""
+        assert not lines.socks
+    finally:
+        gate.set()
         hub.release()
 
 

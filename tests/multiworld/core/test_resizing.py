@@ -16,9 +16,11 @@ from procs import wait_until
 from table import OP_TIMEOUT, members
 
 from multiworld import BrokenWorldException, InvalidArgument, MultiWorld, RendezvousError, TooFewMembers, World
+from multiworld.process.join_threads import Pause
 from multiworld.rendezvous import reassembly
 from multiworld.rendezvous.agreement import Agreement
 from multiworld.rendezvous.ledger import Claim
+from multiworld.rendezvous.reassembly import LEADER_PAUSE
 from multiworld.rendezvous.renewal import Kept
 from multiworld.rendezvous.wiring import dial
 from multiworld.transport.descriptors import open_numbers
@@ -82,6 +84,23 @@ def _connections(world: World) -> dict[str, int]:
     """Which control connection leads to which member."""
     session = world.member.session
     return {session.claims[peer].identity: sock.fileno() for peer, sock in session.control._lines.socks.items()}
+
+
+def test_who_waits_for_a_late_member_looks_less_and_less(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All share the store, and the late one may compute for long."""
+    pauses: list[float] = []
+
+    def pause(seconds: float, *, urgent: bool = False) -> Pause:
+        pauses.append(seconds)
+        return Pause(seconds, urgent)
+
+    monkeypatch.setattr(reassembly, "Pause", pause)
+    with members(store, 3) as (worlds, pool):
+        _leaves(worlds[2], worlds[:2])
+        first = pool.submit(worlds[0].sync.shrink, timeout=SOON)
+        wait_until(lambda: LEADER_PAUSE in pauses, SOON, "it looks as often as at first")
+        assert worlds[1].sync.shrink(timeout=SOON) is worlds[1]
+        assert first.result(SOON) is worlds[0]
 
 
 @pytest.mark.parametrize("again", ["shrink", "rejoin"])

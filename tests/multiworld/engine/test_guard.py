@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,14 +18,6 @@ from multiworld.matching.protocol import Mode
 from tests.multiworld.engine.reference.frames import HEADER, Kind
 
 COUNT = 4 << 20  # float32: far more than sockets and rings hold
-
-
-@pytest.fixture
-def two(native: ModuleType) -> Iterator[Two]:
-    made = Two(native)
-    yield made
-    made.a.end(False)
-    made.b.end(False)
 
 
 def guards() -> list[Path]:

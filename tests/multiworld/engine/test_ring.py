@@ -119,19 +119,8 @@ def made_ring(size: int = RING_BYTES, seals: int = SEALS) -> tuple[mmap.mmap, in
 
 
 @pytest.fixture
-def peer(native: ModuleType) -> Iterator[Peer]:
-    made = Two(native, bare=True)
-    yield Peer(made)
-    made.a.end(False)
-    made.peer.close()
-
-
-@pytest.fixture
-def two(native: ModuleType) -> Iterator[Two]:
-    made = Two(native)
-    yield made
-    made.a.end(False)
-    made.b.end(False)
+def peer(bare: Two) -> Peer:
+    return Peer(bare)
 
 
 def exchange(two: Two, count: int) -> None:

@@ -17,7 +17,7 @@ SECONDS = 120.0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seed", "wildness", "frames"), [(5, 0.0005, 8_000), (2, 0.003, 5_000), (3, 0.05, 5_000)])
+@pytest.mark.parametrize(("seed", "wildness", "frames"), [(5, 0.0005, 8_000), (2, 0.003, 5_000), (3, 0.05, 10_000)])
 def test_frames(
     tcp_store: str,
     whole: bool,
