@@ -134,7 +134,7 @@ class _Call:
 
     def _result(self, operation: Operation) -> Any:
         """Make the result of a done operation, outside of the caller's modes; raises its error."""
-        if operation.finish is None or not torch_modes_active():
+        if operation.finish is None:
             return operation.result()
         with without_torch_modes():
             return operation.result()

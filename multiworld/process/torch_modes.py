@@ -35,6 +35,9 @@ def torch_modes_active() -> bool:
 @contextlib.contextmanager
 def without_torch_modes() -> Iterator[None]:
     """Do the enclosed outside of all modes of the calling thread. Nothing may be awaited in it."""
+    if not torch_modes_active():  # torch would load modules, for which there may be no descriptor
+        yield
+        return
     modes = importlib.import_module("torch.utils._python_dispatch")  # loaded long since, where a mode is on
     with torch._C.DisableTorchFunction(), modes._disable_current_modes(), torch.inference_mode(False):
         yield

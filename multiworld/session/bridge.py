@@ -18,7 +18,7 @@ from multiworld.engine.engine import Compiled, CompiledReceive, CompiledSend, En
 from multiworld.errors import BrokenWorldException, LossReason
 from multiworld.matching.operation import BatchOperation, Operation
 from multiworld.process import wake_ups
-from multiworld.process.torch_modes import torch_modes_active, without_torch_modes
+from multiworld.process.torch_modes import without_torch_modes
 from multiworld.rendezvous.renewal import HeldLanes
 from multiworld.transport.descriptors import reserve
 from multiworld.transport.reactor import Reactor
@@ -90,7 +90,7 @@ class Bridge:
             while not operation.done:
                 outcome = native.wait(operation.number, seconds)
                 plain = in_modes and outcome[0] != Outcome.OWED
-                with contextlib.nullcontext() if plain else _outside_of_modes(), self._owner.lock:
+                with contextlib.nullcontext() if plain else without_torch_modes(), self._owner.lock:
                     operation.take_over(*outcome)
                 seconds = until - time.monotonic()
                 if seconds <= 0:
@@ -108,7 +108,7 @@ class Bridge:
         if ready or native is None or not isinstance(operation, Compiled) or not operation.number:
             return False
         outcome = native.attend(operation.number, loop)
-        with _outside_of_modes(), self._owner.lock:
+        with without_torch_modes(), self._owner.lock:
             operation.take_over(*outcome)
         return operation.done
 
@@ -161,7 +161,7 @@ class Bridge:
                     found = self._plain.get(number)
                     rest.append(number) if found is None else woken.append(found[0])
                 if rest:
-                    with _outside_of_modes():
+                    with without_torch_modes():
                         self._engine.settle(rest)
         except BaseException:
             self._owner.interrupted("data was moved")  # what has ended is not told again
@@ -208,7 +208,7 @@ class Bridge:
 
     def drain(self, peer: int) -> None:
         """Read what ``peer`` has sent, and settle what that ends."""
-        with _outside_of_modes(), self._owner.lock:
+        with without_torch_modes(), self._owner.lock:
             if self._native is not None:
                 self._native.drain(peer)
                 for operation in tuple(self._engine.operations):
@@ -306,7 +306,7 @@ class Bridge:
     def _handle(self, kind: _Happened, peer: int, number: int, operation: int, text: bytes) -> None:
         owner = self._owner
         if kind is _Happened.OWED:
-            with _outside_of_modes(), owner.lock:
+            with without_torch_modes(), owner.lock:
                 self._engine.begin()
         elif kind is _Happened.VALUE:
             with owner.lock:
@@ -321,8 +321,3 @@ class Bridge:
             self._engine.protocol_error(peer, text.decode())
         else:
             owner.lost(peer, LossReason.LEFT, text.decode())
-
-
-def _outside_of_modes() -> AbstractContextManager[None]:
-    """Leave the caller's torch modes: results are made in the thread that moves the data."""
-    return without_torch_modes() if torch_modes_active() else contextlib.nullcontext()

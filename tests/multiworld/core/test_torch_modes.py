@@ -17,6 +17,7 @@ from multiworld import InvalidArgument, MultiWorld, TensorMismatch
 from multiworld.lab.context import Context
 from multiworld.matching.membership import Limits, Membership
 from multiworld.matching.protocol import CODES
+from multiworld.process.torch_modes import without_torch_modes
 from multiworld.tensors.shapes import shape_bytes, with_shape
 
 
@@ -222,3 +223,15 @@ def test_a_shape_arrives(shape: tuple[int, ...]) -> None:
         [tensor.reshape(-1).view(torch.uint8), torch.tensor(list(shape_bytes(tensor)), dtype=torch.uint8)]
     )
     assert torch.equal(with_shape(US, 1, F32, message), tensor)
+
+
+def test_without_a_mode_torch_loads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch imports modules there, and a message of a process without free descriptors would fail."""
+    from torch.utils import _python_dispatch
+
+    def loads() -> None:
+        raise AssertionError("no mode was on")
+
+    monkeypatch.setattr(_python_dispatch, "_disable_current_modes", loads)
+    with without_torch_modes():
+        assert torch.ones(2).sum() == 2
