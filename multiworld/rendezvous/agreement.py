@@ -58,8 +58,6 @@ class Agreement:
         #: when it was first seen that a member is still, by identity
         self._still: dict[str, float] = {}
         self._probes = 0
-        #: whether the roster is for us to close, as far as we know, and how many we lack for that
-        self.leads, self.lacking = False, 0
         self._gone = set(roll.gone) - {identity}
         #: claims by generation and identity
         self._came: dict[int, dict[str, Claim]] = {}
@@ -104,21 +102,31 @@ class Agreement:
             what = f"{len(roster)} members are left, and min_size is {self._roll.min_size}"
             raise TooFewMembers(what=what, left=len(roster))
 
+    def leads(self, candidates: Sequence[Claim]) -> bool:
+        """Tell whether the roster is for us to close, as far as we know."""
+        return self._present(candidates)[0].identity == self._identity
+
+    def wait(self, ledger: Ledger, generation: int, candidates: Sequence[Claim], seconds: float) -> bool:
+        """Wait for what the next look needs, for ``seconds`` at most; False at once where the store cannot tell."""
+        if not self.leads(candidates):
+            return ledger.await_roster(generation, seconds)
+        came = self._came.get(generation, {})
+        missing = [claim.identity for claim in self._present(candidates) if claim.identity not in came]
+        return ledger.await_claims(generation, missing, seconds)
+
     def look(self, ledger: Ledger, generation: int, candidates: Sequence[Claim]) -> tuple[Sequence[Claim] | None, int]:
         """Look for the roster of ``generation``, and close it where that is for us to do; None while it is open. The
         newest generation after that: where it is another one, others may have gone on, and forgotten another roster."""
         roster, newest = ledger.look(generation)
         if roster is not None:
             return roster, newest
-        present = [claim for claim in candidates if claim.identity not in self._gone]
-        self.leads = present[0].identity == self._identity
-        if not self.leads:
+        present = self._present(candidates)
+        if not self.leads(candidates):
             self._probe(present[:1])
             return None, newest
         came = self._came.setdefault(generation, {})
         came |= ledger.claims(generation, [claim.identity for claim in present if claim.identity not in came])
         missing = [claim for claim in present if claim.identity not in came]
-        self.lacking = len(missing)
         if not missing:
             return ledger.close_roster(generation, [came[claim.identity] for claim in present])
         self._probe(missing)
@@ -126,9 +134,13 @@ class Agreement:
 
     def missing(self, ledger: Ledger, generation: int, candidates: Sequence[Claim]) -> list[Claim]:
         """Find those that are waited for."""
-        present = [claim for claim in candidates if claim.identity not in self._gone]
+        present = self._present(candidates)
         came = ledger.claims(generation, [claim.identity for claim in present])
         return [claim for claim in present if claim.identity not in came]
+
+    def _present(self, candidates: Sequence[Claim]) -> list[Claim]:
+        """Those that are not known to be lost; we are one of them."""
+        return [claim for claim in candidates if claim.identity not in self._gone]
 
     def lost(self, claim: Claim, *, ask: bool = False) -> bool:
         """Look at a member: whether it is gone, or has been still for too long."""

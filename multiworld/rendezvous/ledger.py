@@ -172,6 +172,14 @@ class Ledger:
         roster, newest = self._keys.exchange({f"{generation}/roster": wanted, "generation": NUMBER})
         return None if roster is None else _claims(roster), int(newest or 0)
 
+    def await_roster(self, generation: int, seconds: float) -> bool:
+        """Wait until the roster is closed, for ``seconds`` at most; False at once where the store cannot tell."""
+        return self._keys.wait([f"{generation}/roster"], seconds)
+
+    def await_claims(self, generation: int, identities: Iterable[str], seconds: float) -> bool:
+        """Wait until all have claimed their identity, as ``await_roster``."""
+        return self._keys.wait((f"{generation}/rank/{identity}" for identity in identities), seconds)
+
     def roster(self, generation: int) -> Sequence[Claim] | None:
         """The roster; None if it is open, or there is none."""
         value = self._keys.read(f"{generation}/roster")

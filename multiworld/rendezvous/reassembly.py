@@ -72,18 +72,8 @@ class Reassembly(Rendezvous):
         return identities.index(self._config.identity), len(identities)
 
     def _gather(self, generation: int, incarnation: str) -> Steps[dict[int, Claim]]:
-        ours, pause = self._claim(generation, self._config.identity, incarnation), self._first_pause
-        yield Pause(pause)  # mostly others have yet to claim
-        lacked = len(self._candidates)
-        while (roster := self._look(generation)) is None:
-            self._say_who_is_missing(generation)
-            leads, lacking = self._agreement.leads, self._agreement.lacking
-            if leads and lacking < lacked:  # they come now, and all wait for the last
-                pause = LEADER_PAUSE * lacking / len(self._candidates)
-            else:
-                pause = min(pause * 1.5, LEADER_PAUSE if leads else LONGEST_PAUSE)
-            lacked = lacking
-            yield Pause(max(FIRST_PAUSE, pause), urgent=leads)
+        ours = self._claim(generation, self._config.identity, incarnation)
+        roster = yield from self._await_roster(generation)
         self._agreement.check(roster, generation)
         self._next_look = time.monotonic() + PROBE_SECONDS
         if ours not in roster:  # given up, or with a claim of ours that is not valid any more
@@ -94,10 +84,18 @@ class Reassembly(Rendezvous):
         self._check_backends(claims)
         return claims
 
-    @property
-    def _first_pause(self) -> float:
-        """Longer with more candidates: each look costs the store, which has to serve all of them meanwhile."""
-        return min(LONGEST_PAUSE, FIRST_PAUSE * (1 + len(self._candidates) / 8))
+    def _await_roster(self, generation: int) -> Steps[Sequence[Claim]]:
+        """Wait until it is closed. The store tells, unless this thread is for other joins as well, or cannot be told:
+        then we look again and again, later with more candidates, since each look costs the store."""
+        pause = min(LONGEST_PAUSE, FIRST_PAUSE * (1 + len(self._candidates) / 8))
+        while True:
+            leads = self._agreement.leads(self._candidates)
+            if self._job.crowd or not self._agreement.wait(self._ledger, generation, self._candidates, LONGEST_PAUSE):
+                yield Pause(pause, urgent=leads)
+                pause = min(pause * 1.5, LEADER_PAUSE if leads else LONGEST_PAUSE)
+            if (roster := self._look(generation)) is not None:
+                return roster
+            self._say_who_is_missing(generation)
 
     def _our_claim(self, incarnation: str) -> Claim:
         for claim in self._roll.members:

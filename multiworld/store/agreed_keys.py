@@ -40,6 +40,14 @@ class _Keys:
     def _key(self, name: str) -> str:
         return f"{self._prefix}/{name}"
 
+    def wait(self, names: Iterable[str], seconds: float) -> bool:
+        """Wait until all ``names`` have values, for ``seconds`` at most; False at once if the store is not to be waited
+        for, since its client holds the thread for good."""
+        if isinstance(self._store, StoreClient):
+            self._store.wait(map(self._key, names), seconds)
+            return True
+        return False
+
 
 class CasKeys(_Keys):
     """The operations that members agree with, by compare-and-set; each is atomic for all processes."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from multiworld.config import TcpStoreAddress
 from multiworld.store.addresses import Resolved, resolved
-from multiworld.store.wire import COUNT, HELLO, KEY_PREFIX, NUMBER, Request, request, sized
+from multiworld.store.wire import COUNT, HELLO, KEY_PREFIX, NUMBER, STOP_WAITING, WAIT_CANCELED, Request, request, sized
 from multiworld.transport.descriptors import cause_of, descriptor_shortage, system_message
 from multiworld.transport.greeting import GreetingError, Hello, Reason, Role
 from multiworld.transport.handshake import Dialler
@@ -220,6 +220,20 @@ class StoreClient:
         """Delete each; whether it was there."""
         requests = (request(Request.DELETE_KEY, _key(key)) for key in keys)
         return [number > 0 for number in self._asked(requests, self._number)]
+
+    def wait(self, keys: Iterable[str], seconds: float) -> bool:
+        """Wait until all keys have a value, for ``seconds`` at most; whether they have."""
+        asked, until = [*map(_key, keys)], time.monotonic() + seconds
+        with self._failing():
+            self._call(request(Request.WAIT, COUNT.pack(len(asked)), *asked))
+            while not self._poll.poll(max(0.0, min(STEP_SECONDS, until - time.monotonic())) * 1000):
+                if self.deadline.left() <= 0 or time.monotonic() >= until:
+                    self._call(request(Request.CANCEL_WAIT))
+                    break
+            else:
+                return self._take(1) == STOP_WAITING
+            there = self._take(1) == STOP_WAITING  # the two have crossed
+            return there and self._take(1) == WAIT_CANCELED
 
     def _asked(self, requests: Iterable[bytes], answer: Callable[[], T]) -> list[T]:
         """Send some requests at a time, and read their answers."""

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -83,6 +84,24 @@ def test_requests_that_go_out_together_are_answered_in_order(client: MoreOfAClie
     ]
     assert client.delete_keys(["missing", *keys, keys[0]]) == [False, *[True] * len(keys), False]
     assert client.num_keys() == 0
+
+
+def test_a_wait_ends_with_the_last_key_or_its_time(
+    where: TcpStoreAddress, client: MoreOfAClient, request: pytest.FixtureRequest
+) -> None:
+    told = "legacy" not in request.node.name  # that one wakes nobody when it has compared and set
+    other = MoreOfAClient.connect(where, deadline(30))
+    with ThreadPoolExecutor(1) as pool:
+        assert not client.wait(["a"], 0.05)
+        waiting = pool.submit(client.wait, ["a", "b"], 30.0 if told else 0.2)
+        for key in ("a", "b"):
+            assert not told or not waiting.done()
+            other.compare_set(key, "", "here")
+        assert waiting.result(SOON) is told
+    assert client.wait(["b", "a"], 0.0)
+    assert [client.wait(["c"], 0.0) for _ in range(20)] == [False] * 20
+    assert client.get("a") == b"here", "the connection is in order"
+    other.close()
 
 
 def test_keys_are_those_of_torchs_clients(where: TcpStoreAddress, client: MoreOfAClient) -> None:
