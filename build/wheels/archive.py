@@ -30,42 +30,13 @@ def record_line(name: str, digest: bytes, size: int) -> str:
     return f"{quoted},sha256={encoded},{size}"
 
 
-def _data_offset(stream: BinaryIO | DigestedReader, member: zipfile.ZipInfo) -> int:
+def _data_offset(stream: BinaryIO, member: zipfile.ZipInfo) -> int:
     stream.seek(member.header_offset)
     data = stream.read(_LOCAL_HEADER.size)
     if len(data) != _LOCAL_HEADER.size or data[:4] != b"PK\x03\x04":
         raise WheelError(f"{member.filename}: no local header where the directory says", cause="a damaged wheel")
     *_, name, extra = _LOCAL_HEADER.unpack(data)
     return member.header_offset + _LOCAL_HEADER.size + int(name) + int(extra)
-
-
-class DigestedReader:
-    """Reads a file from front to back, and digests every byte, skipped ones too."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-        self._digest = hashlib.sha256()
-        self._place = 0
-
-    def seek(self, offset: int) -> int:
-        """Read on to `offset`; one that is already passed means that members overlap, and raises WheelError."""
-        if offset < self._place:
-            raise WheelError(f"a member begins at {offset}, within the one before", cause="a damaged wheel")
-        while self._place < offset and self.read(min(_BLOCK, offset - self._place)):
-            pass
-        return self._place
-
-    def read(self, size: int) -> bytes:
-        block = self._stream.read(size)
-        self._digest.update(block)
-        self._place += len(block)
-        return block
-
-    def sha256(self) -> str:
-        """Read to the end and return the SHA-256 of the whole file."""
-        while self.read(_BLOCK):
-            pass
-        return self._digest.hexdigest()
 
 
 def write_member(archive: zipfile.ZipFile, name: str, data: bytes, mode: int = 0o644) -> None:
@@ -96,7 +67,7 @@ class WheelWriter:
         write_member(self._zip, name, data, mode)
         self._lines.append(record_line(name, hashlib.sha256(data).digest(), len(data)))
 
-    def carry(self, source: BinaryIO | DigestedReader, member: zipfile.ZipInfo, name: str, record: str) -> None:
+    def carry(self, source: BinaryIO, member: zipfile.ZipInfo, name: str, record: str) -> None:
         """Copy a member in its compressed form; `record` is its digest and size in RECORD, `sha256=…,123`."""
         offset = _data_offset(source, member)
         info = zipfile.ZipInfo(name, member.date_time)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 from packaging.utils import parse_wheel_filename
 
@@ -21,7 +22,8 @@ from build.overlay.symbols import needed
 from build.paths import atomic_write, sweep
 from build.process import run
 from build.releases import Release
-from build.wheels.archive import DigestedReader, WheelWriter, check_archive
+from build.seals import sha256_of
+from build.wheels.archive import WheelWriter, check_archive
 from build.wheels.platforms import newer
 
 _OVERLAY = re.compile(r"torch/lib/libtorch_mw[^/]*\.so")
@@ -111,11 +113,11 @@ def _plan(
     return _Plan(old, f"torch-{release.patched_version}.dist-info", rewrite, dropped)
 
 
-def _copy(archive: zipfile.ZipFile, source: DigestedReader, writer: WheelWriter, plan: _Plan) -> None:
+def _copy(archive: zipfile.ZipFile, source: BinaryIO, writer: WheelWriter, plan: _Plan) -> None:
     """Copy all members, rewriting the few that change."""
     lines = archive.read(f"{plan.old_info}/RECORD").decode().splitlines()
     record = {row[0]: ",".join(row[1:]) for row in csv.reader(lines) if row}
-    # In the order of the file, so that it is read once, from front to back.
+    # In the order of the file, so that it is read from front to back.
     for member in sorted(archive.infolist(), key=lambda item: item.header_offset):
         name = member.filename
         new = plan.new_info + name[len(plan.old_info) :] if name.startswith(plan.old_info + "/") else name
@@ -129,9 +131,9 @@ def _copy(archive: zipfile.ZipFile, source: DigestedReader, writer: WheelWriter,
             writer.carry(source, member, new, record[name])
 
 
-def _check_official(release: Release, official: Path, found: str) -> None:
-    """Raise DigestMismatchError unless `found`, the digest of the copied bytes, is that of a wheel of the release."""
-    if found not in release.wheel.sha256.values():
+def _check_official(release: Release, official: Path) -> None:
+    """Raise DigestMismatchError unless the wheel that was copied is one of the release."""
+    if (found := sha256_of(official)) not in release.wheel.sha256.values():
         pinned = "\n".join(f"pinned {digest}" for digest in release.wheel.sha256.values())
         what = f"{official.name} is not an official wheel of PyTorch {release.version}\n{pinned}\nfound  {found}"
         raise DigestMismatchError(what, cause="the file was damaged or replaced", remedy=f"remove {official}")
@@ -162,8 +164,7 @@ def assemble(
     tag_line = name.removesuffix(".whl").split("-", 2)[2]
     sweep(folder / name)
     with atomic_write(folder / name) as part:
-        with reading(official.name), zipfile.ZipFile(official) as archive, official.open("rb") as stream:
-            source = DigestedReader(stream)
+        with reading(official.name), zipfile.ZipFile(official) as archive, official.open("rb") as source:
             plan = _plan(release, archive.namelist(), tag_line, overlay, files or {})
             with WheelWriter(part, plan.new_info) as writer:
                 _copy(archive, source, writer, plan)
@@ -173,7 +174,7 @@ def assemble(
                     writer.add(added, (files or {})[added] or b"")
                 for document, data in documents.items():
                     writer.add(f"{plan.new_info}/{document}", data)
-            _check_official(release, official, source.sha256())
+        _check_official(release, official)
         check_archive(part)
     return folder / name
 
