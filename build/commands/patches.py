@@ -43,8 +43,8 @@ def patches(html: Annotated[Path, typer.Option(help="where to write the page")] 
 def _table(item: Overview) -> Table:
     title = f"{item.manifest.series.name}: patches by release"
     shown = table(title, "patch", *(column.release for column in item.columns))
-    for row in item.rows:
-        shown.add_row(row.patch.id, *(Text(cell.status.symbol, style=cell.status.style) for cell in row.cells))
+    for patch, cells in item.rows:
+        shown.add_row(patch.id, *(Text(cell.status.symbol, style=cell.status.style) for cell in cells))
     shown.add_section()
     shown.add_row("release", *(column.progress.word for column in item.columns))
     return shown

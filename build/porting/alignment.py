@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 from build.errors import SourceError
 from build.git import Git
 from build.porting.lines import norm, words
-
-_HUNK = re.compile(rb"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -106,7 +102,7 @@ def _aligned(base: tuple[bytes, ...], ours: tuple[bytes, ...]) -> Alignment:
     to = list(range(len(base)))
     if base_norm != ours_norm:
         old, new = (b"\n".join((*lines, b"")) for lines in (base_norm, ours_norm))
-        first, second = (_map(changes(old, new, algorithm), len(base)) for algorithm in ("histogram", "minimal"))
+        first, second = (_map(old, new, algorithm) for algorithm in ("histogram", "minimal"))
         to = [a if a == b else -1 for a, b in zip(first, second, strict=True)]
     back = [-1] * len(ours)
     for index, target in enumerate(to):
@@ -115,47 +111,23 @@ def _aligned(base: tuple[bytes, ...], ours: tuple[bytes, ...]) -> Alignment:
     return Alignment(base, ours, to, back, base_norm, ours_norm)
 
 
-def _map(changes: Sequence[Change], size: int) -> list[int]:
-    """Return for each of an old file's `size` lines where it is in the new file, -1 for nowhere."""
-    to: list[int] = []
-    shift = 0
-    for change in changes:
-        to += range(len(to) + shift, change.start + shift)
-        to += [-1] * (change.end - change.start)
-        shift = change.new_end - change.end
-    return [*to, *range(len(to) + shift, size + shift)]
-
-
-class Change(NamedTuple):
-    """Lines `start..end` of the old file became lines `new_start..new_end` (from 0, ends excluded)."""
-
-    start: int
-    end: int
-    new_start: int
-    new_end: int
-
-
-def changes(old: bytes, new: bytes, algorithm: str) -> list[Change]:
-    """Return git's changes between two files, by one of its algorithms.
+def _map(old: bytes, new: bytes, algorithm: str) -> list[int]:
+    """Return for each line of an old file where it is in the new one, -1 for nowhere, by one of git's algorithms.
 
     Raises:
         SourceError: git failed.
     """
-    form = ("--text", "--unified=0", "--no-renames", "--no-prefix", "--no-color", f"--diff-algorithm={algorithm}")
+    form = ("--text", "--no-renames", "--no-prefix", "--no-color", f"--diff-algorithm={algorithm}")
+    whole = f"--unified={len(old)}"  # all in one hunk, with every line that is kept
     with tempfile.TemporaryDirectory(prefix="multiworld-diff-") as folder:
         for name, data in (("a", old), ("b", new)):
             Path(folder, name).write_bytes(data)
-        done = Git(Path(folder)).call("diff", "--no-index", *form, "a", "b")
+        done = Git(Path(folder)).call("diff", "--no-index", *form, whole, "a", "b")
     if done.returncode not in (0, 1):
         raise SourceError("git diff failed", cause=done.tail)
-    # A line of a file has "+" or "-" before it, so these are git's own.
-    return [_change(match) for match in _HUNK.finditer(done.stdout)]
-
-
-def _change(match: re.Match[bytes]) -> Change:
-    """Return the change of a hunk's head; where it has no lines, git names the line before them."""
-    old, new = int(match[1]), int(match[3])
-    old_count = 1 if match[2] is None else int(match[2])
-    new_count = 1 if match[4] is None else int(match[4])
-    start, new_start = old - (old_count > 0), new - (new_count > 0)
-    return Change(start, start + old_count, new_start, new_start + new_count)
+    to: list[int] = []
+    at = 0
+    for line in done.stdout.partition(b"\n@@")[2].split(b"\n")[1:-1]:
+        to += [] if line[:1] == b"+" else [-1 if line[:1] == b"-" else at]
+        at += line[:1] != b"-"
+    return to

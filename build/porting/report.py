@@ -10,8 +10,10 @@ from rich.console import Group
 from rich.text import Text
 
 from build.console import counted
+from build.pages import render
 from build.porting.engine import PatchState
-from build.porting.session import Outcome, render
+from build.porting.session import Outcome
+from build.porting.session import render as rendered
 from build.record import encode
 from build.series.manifest import JSON, MARKDOWN
 from build.series.model import HunkVerdict, Method, Verdict
@@ -119,7 +121,7 @@ def report_of(outcome: Outcome, series: str, old: str, new: str, names: Sequence
 def exported(outcome: Outcome, names: Sequence[str]) -> dict[str, bytes]:
     """Return the ported patches to be written; see `report_of`."""
     pairs = zip(outcome.committed, names, strict=True)
-    return {name: render(outcome.git, item) for item, name in pairs if name}
+    return {name: rendered(outcome.git, item) for item, name in pairs if name}
 
 
 def reports(report: PortReport) -> dict[str, bytes]:
@@ -147,43 +149,15 @@ def to_terminal(report: PortReport) -> Group:
 
 
 def to_markdown(report: PortReport) -> bytes:
-    out = [f"# {report.series}: {report.old} → {report.new}", "", summary(report.verdicts) + ".", ""]
-    out += ["| patch | state | file |", "|---|---|---|"]
-    out += [f"| `{p.name}` | {p.state.value} | {f'`{p.written}`' if p.written else ''} |" for p in report.patches]
-    out += [f"- not tried: {item}" for item in report.skipped]
-    for patch in report.patches:
-        out += ["", f"## {patch.name}", ""]
-        out += [line for note in patch.notes for line in (f"Note: {note}", "")]
-        out += ["| file | hunk | line | verdict | carried by | evidence |", "|---|---|---|---|---|---|"]
-        out += [_row(item, hunks) for item, hunks in rows(patch.verdicts)]
-    if report.probes:
-        out += _probes(report.probes)
-    if report.edit:
-        out += ["", "## To edit", "", *(f"- `{path}`" for path in report.edit)]
     seen = {item.verdict for item in report.verdicts}
-    out += ["", "Legend: " + "; ".join(f"*{w.value}*: {text}" for w, (_, text) in LOOKS.items() if w in seen) + "."]
-    return ("\n".join(out) + "\n").encode("utf-8", "replace")
-
-
-def _probes(probes: Sequence[ProbeReport]) -> list[str]:
-    out = ["", "## Probes", "", "Backend: nccl (simulated). A patch is needed while one of its probes fails on stock."]
-    out += ["", "| patch | probes | fail on the stock wheel | as wanted on the patched wheels |", "|---|---|---|---|"]
-    for patch in dict.fromkeys(probe.patch for probe in probes):
-        mine = [probe for probe in probes if probe.patch == patch]
-        failing = sum(probe.fails_on_stock for probe in mine) if mine[0].of_patch else "-"
-        out.append(f"| {patch} | {len(mine)} | {failing} | {sum(probe.passes_on_patched for probe in mine)} |")
-    for patch in not_needed(probes):
-        out += ["", f"**`{patch}` may no longer be needed: none of its probes fails on stock.**"]
-    out += ["", "| probe | patch | stock wheel | patched wheels |", "|---|---|---|---|"]
-    for item in probes:
-        patched = item.patched if item.passes_on_patched else f"**{item.patched}**, wanted {item.wanted}"
-        out.append(f"| {item.name} | {item.patch} | {item.stock or 'not run'} | {patched} |")
-    return out
-
-
-def _row(item: HunkVerdict, hunks: str) -> str:
-    path = f"`{item.path}`" + (f" → `{item.new_path}`" if item.new_path else "")
-    word = f"**{item.verdict.value}**" if item.verdict.needs_human else item.verdict.value
-    word += f" {item.offset:+d}" if item.offset else ""
-    evidence = item.evidence.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
-    return f"| {path} | {hunks} | {item.line or '-'} | {word} | {item.method.value} | {evidence} |"
+    patches = dict.fromkeys(item.patch for item in report.probes)
+    text = render(
+        "port.md",
+        report=report,
+        summary=summary(report.verdicts),
+        rows=rows,
+        by_patch={name: [item for item in report.probes if item.patch == name] for name in patches},
+        not_needed=not_needed(report.probes),
+        seen={word: look for word, look in LOOKS.items() if word in seen},
+    )
+    return text.encode("utf-8", "replace")

@@ -58,14 +58,6 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """A patch over all releases."""
-
-    patch: PatchEntry
-    cells: tuple[Cell, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Column:
     """A release: its entry in the manifest if it has one, and how its port went (counts by verdict).
 
@@ -85,21 +77,21 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """A series over releases."""
+    """A series over releases; each row is a patch with its cells."""
 
     manifest: Manifest
     columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[tuple[PatchEntry, tuple[Cell, ...]], ...]
 
 
 def overview(folder: Path, releases: Sequence[str]) -> Overview:
     """Return the status of the series in `folder`, for `releases` and for those that its manifest has."""
     manifest = manifests.load(folder)
     names = sorted({*releases, *manifest.release}, key=Version)
-    rows = tuple(Row(patch, tuple(_cell(folder, manifest, patch, name) for name in names)) for patch in manifest.patch)
+    rows = tuple((patch, tuple(_cell(folder, manifest, patch, name) for name in names)) for patch in manifest.patch)
     columns = []
     for at, name in enumerate(names):
-        lacks = any(row.cells[at].status is PatchStatus.MISSING for row in rows)
+        lacks = any(cells[at].status is PatchStatus.MISSING for _, cells in rows)
         columns.append(Column(name, manifest.release.get(name), _port(folder / name), lacks))
     return Overview(manifest, tuple(columns), rows)
 

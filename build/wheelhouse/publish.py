@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import msgspec
-
 from build import record
 from build.errors import UsageError
 from build.paths import built_beside, locked
@@ -53,30 +51,6 @@ class Request:
     builder: str = statement.BUILDER
     assets: str = ""
     life: trust.Life = field(default_factory=lambda: trust.life(DAYS))
-
-
-class Listed(msgspec.Struct, frozen=True):
-    """One wheel in the list."""
-
-    file: str
-    project: str
-    version: str
-    sha256: str
-    size: int
-    requires_python: str
-    form: str
-    release: str
-    pythons_proven: tuple[str, ...]
-    yanked: str | None
-
-
-class Listing(msgspec.Struct, frozen=True):
-    """The whole of `wheelhouse.json`; `signed_by` says who signs, empty for nobody."""
-
-    signed_by: str
-    life: trust.Life
-    wheels: tuple[Listed, ...]
-    schema: int = 1
 
 
 def publish(request: Request) -> tuple[Wheel, ...]:
@@ -140,7 +114,9 @@ def _documents(request: Request, wheels: Sequence[Wheel]) -> Iterator[tuple[str,
     yield from simple.files(wheels, request.url).items()
     if request.public:
         yield PUBLIC_KEY, request.public.encode()
-    yield trust.LIST, record.encode(Listing(request.signed_by, request.life, tuple(map(_listed, wheels))))
+    # Who signs is empty for nobody.
+    listing = {"signed_by": request.signed_by, "life": request.life, "wheels": list(map(_listed, wheels)), "schema": 1}
+    yield trust.LIST, record.encode(listing)
     yield "index.html", page.page(wheels, request.signed_by, request.url).encode()
 
 
@@ -157,16 +133,16 @@ def _provenance(item: Wheel, request: Request) -> Iterator[tuple[str, bytes]]:
         yield attestation.BUNDLE, attestation.bundle(signed)
 
 
-def _listed(item: Wheel) -> Listed:
-    return Listed(
-        file=simple.url(item, "") if item.at else f"files/{item.name}",
-        project=item.contents.project,
-        version=str(item.contents.version),
-        sha256=item.sha256,
-        size=item.size,
-        requires_python=item.contents.requires_python,
-        form=item.form.value,
-        release=item.release,
-        pythons_proven=tuple(result.python for result in item.tests if result.proven),
-        yanked=item.yanked,
-    )
+def _listed(item: Wheel) -> dict[str, object]:
+    return {
+        "file": simple.url(item, "") if item.at else f"files/{item.name}",
+        "project": item.contents.project,
+        "version": str(item.contents.version),
+        "sha256": item.sha256,
+        "size": item.size,
+        "requires_python": item.contents.requires_python,
+        "form": item.form.value,
+        "release": item.release,
+        "pythons_proven": [result.python for result in item.tests if result.proven],
+        "yanked": item.yanked,
+    }

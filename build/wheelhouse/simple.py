@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from html import escape
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
 from build import record
+from build.pages import render
 from build.wheelhouse.attestation import SUFFIX
 from build.wheelhouse.model import Wheel
 
 #: Version of the protocol: 1.3 is that of PEP 740.
 API = "1.3"
-_HEAD = (
-    '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-    f'<meta name="pypi:repository-version" content="{API}"><title>%s</title></head><body>\n<h1>%s</h1>\n'
-)
 
 
 def files(wheels: Sequence[Wheel], base: str) -> dict[str, bytes]:
@@ -30,20 +26,19 @@ def files(wheels: Sequence[Wheel], base: str) -> dict[str, bytes]:
     projects: dict[str, list[Wheel]] = defaultdict(list)
     for item in sorted(wheels, key=lambda item: (item.contents.version, item.name)):
         projects[item.contents.project].append(item)
-    links = (f'<a href="{name}/">{name}</a>' for name in sorted(projects))
+    links = [(name, {"href": f"{name}/"}) for name in sorted(projects)]
     whole: dict[str, object] = {"projects": [{"name": name} for name in sorted(projects)]}
     found = {"simple/index.html": _html("Simple index", links), "simple/index.json": _json(whole)}
     for name, items in sorted(projects.items()):
-        links = (f"<a {_attributes(item, base)}>{escape(item.name)}</a>" for item in items)
+        links = [(item.name, _attributes(item, base)) for item in items]
         versions = list(dict.fromkeys(str(item.contents.version) for item in items))
         whole = {"name": name, "versions": versions, "files": [_file(item, base) for item in items]}
         found |= {f"simple/{name}/index.html": _html(name, links), f"simple/{name}/index.json": _json(whole)}
     return found
 
 
-def _html(title: str, links: Iterable[str]) -> bytes:
-    body = "".join(f"{link}<br>\n" for link in links)
-    return f"{_HEAD % (title, title)}{body}</body></html>\n".encode()
+def _html(title: str, links: Sequence[tuple[str, dict[str, str | None]]]) -> bytes:
+    return render("simple.html", title=title, api=API, links=links).encode()
 
 
 def _json(whole: dict[str, object]) -> bytes:
@@ -83,9 +78,9 @@ def metadata_digest(item: Wheel) -> str:
     return hashlib.sha256(item.contents.metadata).hexdigest()
 
 
-def _attributes(item: Wheel, base: str) -> str:
+def _attributes(item: Wheel, base: str) -> dict[str, str | None]:
     metadata = f"sha256={metadata_digest(item)}"
-    found = {
+    return {
         "href": f"{url(item, '../../')}#sha256={item.sha256}",
         "data-requires-python": item.contents.requires_python or None,
         "data-core-metadata": metadata,
@@ -93,4 +88,3 @@ def _attributes(item: Wheel, base: str) -> str:
         "data-provenance": _provenance(item, base).get("provenance"),
         "data-yanked": item.yanked,
     }
-    return " ".join(f'{name}="{escape(value)}"' for name, value in found.items() if value is not None)

@@ -50,7 +50,7 @@ def test_every_status(tmp_path: Path) -> None:
     found = overview(tmp_path, ["3.0", "0.9"])
     assert [column.release for column in found.columns] == ["0.9", "1.0", "2.0", "2.1", "3.0"]
     assert [column.progress.word for column in found.columns][::4] == ["not needed", "not ported"]
-    one, two = ([cell.status for cell in row.cells] for row in found.rows)
+    one, two = ([cell.status for cell in cells] for _, cells in found.rows)
     proven, unproven, upstream = PatchStatus.PROVEN, PatchStatus.UNPROVEN, PatchStatus.UPSTREAM
     assert one == [PatchStatus.NOT_NEEDED, proven, unproven, PatchStatus.NOT_NEEDED, PatchStatus.MISSING]
     assert two == [PatchStatus.NOT_NEEDED, proven, upstream, upstream, upstream]
