@@ -126,10 +126,10 @@ def _check_source(tree: SourceTree, include: Path, read: frozenset[str]) -> Chec
 
     `read` are the files, units and headers, that the compiler read from the tree.
     """
-    found = sources.check_belongs(tree, include, read)
-    detail = f"{tree.proof.value} ({tree.identity}); {found.equal} shared headers equal"
-    if found.differing:
-        detail += f"; {len(found.differing)} differ, which the compiler took from the wheel, if at all"
+    equal, differing = sources.check_belongs(tree, include, read)
+    detail = f"{tree.proof.value} ({tree.identity}); {equal} shared headers equal"
+    if differing:
+        detail += f"; {len(differing)} differ, which the compiler took from the wheel, if at all"
     return Check("the source tree is the release", True, detail)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import shlex
 import signal
@@ -187,22 +188,17 @@ def run_shown(
     """
     argv = tuple(str(part) for part in command)
     log.debug("$ %s", shlex.join(argv))
-    with contextlib.ExitStack() as stack:
-        output = lines = None
-        if seen:
-            reading, output = os.pipe()
-            lines = stack.enter_context(open(reading, encoding="utf-8", errors="replace"))  # noqa: PTH123 - a descriptor
-        try:
-            process = stack.enter_context(running(lambda: start(argv, cwd, env, stdin, output, output), _GRACE))
-        finally:
-            if output is not None:
-                os.close(output)
-        if seen and lines:
+    output, errors = (subprocess.PIPE, subprocess.STDOUT) if seen else (None, None)
+    with running(lambda: start(argv, cwd, env, stdin, output, errors), _GRACE) as process:
+        if seen and process.stdout:
             late = threading.Timer(timeout, _kill, [process])  # ends the output, too
-            stack.callback(late.cancel)
             late.start()
-            for line in lines:
-                seen(line.rstrip("\n"))
+            lines = io.TextIOWrapper(process.stdout, encoding="utf-8", errors="replace")  # open while it cleans up
+            try:
+                for line in lines:
+                    seen(line.rstrip("\n"))
+            finally:
+                late.cancel()
         status = process.wait(timeout)
         _kill(process)
     return status

@@ -27,7 +27,8 @@ def gpu_bundle(
     overlay = max((dist.absolute() / torch).glob("multiworld_torch_overlay-*.whl"), default=None)
     made = make(final, python, overlay)
     step(f"{final.stat().st_size / 1e6:.1f} MB: {final}")
-    note(f"{len(made.packages)} packages for Python {python}; overlay: {made.overlay or f'none is built for {torch}'}")
-    for name in made.modified:
+    used = made["overlay"] or f"none is built for {torch}"
+    note(f"{len(made['packages'])} packages for Python {python}; overlay: {used}")
+    for name in made["modified"]:
         note(f"packed with changes that are not committed: {name}")
     step(f"there: python3 -m zipfile -e {final.name} FOLDER && python3 FOLDER/run.py --out RESULTS")

@@ -9,8 +9,8 @@ import tempfile
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from build.errors import WheelError, reading
 from build.git import Git
@@ -41,24 +41,8 @@ sys.exit(main())
 '''
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """The content of a bundle.
-
-    `modified` are tracked files that differ from the commit, packed as they are; `packages` are names with versions,
-    e.g. `pytest-9.0.1`; `overlay` is the overlay wheel among them with its digest, or empty.
-    """
-
-    schema: int
-    python: str
-    commit: str
-    modified: tuple[str, ...]
-    packages: tuple[str, ...]
-    overlay: str
-
-
-def make(final: Path, python: str, overlay: Path | None) -> Manifest:
-    """Write a bundle; the same checkout, lock and overlay give the same bytes.
+def make(final: Path, python: str, overlay: Path | None) -> dict[str, Any]:
+    """Write a bundle, and return its manifest; the same checkout, lock and overlay give the same bytes.
 
     Args:
         final: the file, a zip archive; replaced if it is there.
@@ -77,10 +61,14 @@ def make(final: Path, python: str, overlay: Path | None) -> Manifest:
                 archive.extractall(packages)
         git = Git(REPO)
         modified = git.out("diff", "--name-only", "-z", "HEAD").split(b"\0")[:-1]
-        names = tuple(sorted(map(os.fsdecode, modified)))
-        found = tuple(sorted(path.stem for path in packages.glob("*.dist-info")))
-        named = f"{overlay.name} sha256:{sha256_of(overlay)}" if overlay else ""
-        manifest = Manifest(SCHEMA, python, git.line("rev-parse", "HEAD"), names, found, named)
+        manifest = {
+            "schema": SCHEMA,
+            "python": python,
+            "commit": git.line("rev-parse", "HEAD"),
+            "modified": sorted(map(os.fsdecode, modified)),  # differ from the commit, and are packed as they are
+            "packages": sorted(path.stem for path in packages.glob("*.dist-info")),  # e.g. `pytest-9.0.1`
+            "overlay": f"{overlay.name} sha256:{sha256_of(overlay)}" if overlay else "",
+        }
         sweep(final)
         with atomic_write(final) as part:
             _write(part, manifest, packages)
@@ -95,10 +83,10 @@ def install(python: str, packages: Path) -> None:
     uv_run(f"the packages for Python {python}", "pip", "install", "--quiet", *other, *what)
 
 
-def _write(path: Path, manifest: Manifest, packages: Path) -> None:
+def _write(path: Path, manifest: dict[str, Any], packages: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         write_member(archive, "run.py", _START.encode(), 0o755)
-        write_member(archive, MANIFEST, (json.dumps(asdict(manifest), indent=2) + "\n").encode())
+        write_member(archive, MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
         for name, file in (*_tracked(), *_installed(packages)):
             write_member(archive, name, file.read_bytes(), 0o755 if os.access(file, os.X_OK) else 0o644)
 

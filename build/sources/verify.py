@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from build.errors import DigestMismatchError
@@ -13,19 +12,6 @@ from build.sources.tree import Proof, SourceTree
 _MOVED = {"ATen": "aten/src/ATen", "TH": "aten/src/TH", "THC": "aten/src/THC"}
 _HEADERS = (".h", ".hpp", ".cuh", ".inc")
 _SHOWN = 20
-
-
-@dataclass(frozen=True, slots=True)
-class HeaderComparison:
-    """The comparison of the wheel's headers with the tree's; paths are relative to `torch/include`.
-
-    Attributes:
-        equal: number of shared headers with the same bytes.
-        differing: shared headers that differ, but are not included by compiled code (empty when all count).
-    """
-
-    equal: int
-    differing: tuple[str, ...]
 
 
 def tree_path(header: str) -> str:
@@ -53,10 +39,11 @@ def _refuse(tree: SourceTree, include_dir: Path, decisive: list[str], equal: int
     )
 
 
-def check_headers(tree: SourceTree, include_dir: Path, only: frozenset[str] | None = None) -> HeaderComparison:
+def check_headers(tree: SourceTree, include_dir: Path, only: frozenset[str] | None = None) -> tuple[int, list[str]]:
     """Compare all headers of the wheel (`include_dir` is its `torch/include`) with the unpatched tree's.
 
-    Only the headers in `only` decide, relative to `include_dir`; default: all. The others are listed if they differ.
+    Only the headers in `only` decide, relative to `include_dir`; default: all. Returns how many shared headers have the
+    same bytes, and those of the others that differ.
 
     Raises:
         DigestMismatchError: a header that decides differs, or there are no shared headers.
@@ -71,11 +58,11 @@ def check_headers(tree: SourceTree, include_dir: Path, only: frozenset[str] | No
     if not equal:
         what = f"source tree {tree.repo} and wheel {include_dir} of PyTorch {tree.release.version} share no header"
         raise DigestMismatchError(what)
-    return HeaderComparison(equal, tuple(name for name in differing if name not in decisive))
+    return equal, [name for name in differing if name not in decisive]
 
 
-def check_belongs(tree: SourceTree, include_dir: Path, read: frozenset[str]) -> HeaderComparison:
-    """Check that tree and wheel belong together, as strictly as the tree's proof requires.
+def check_belongs(tree: SourceTree, include_dir: Path, read: frozenset[str]) -> tuple[int, list[str]]:
+    """Check that tree and wheel belong together, as strictly as the tree's proof requires; see `check_headers`.
 
     The wheel's headers come first on the include path, and its digest is pinned: a header that the compiler read
     from the wheel is the release's. So a tree that is known by its patched files alone (`Proof.BLOBS`) may differ

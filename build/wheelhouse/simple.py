@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -26,9 +26,9 @@ def files(wheels: Sequence[Wheel], base: str) -> dict[str, bytes]:
     projects: dict[str, list[Wheel]] = defaultdict(list)
     for item in sorted(wheels, key=lambda item: (item.contents.version, item.name)):
         projects[item.contents.project].append(item)
-    links = [(name, {"href": f"{name}/"}) for name in sorted(projects)]
+    names = [(name, {"href": f"{name}/"}) for name in sorted(projects)]
     whole: dict[str, object] = {"projects": [{"name": name} for name in sorted(projects)]}
-    found = {"simple/index.html": _html("Simple index", links), "simple/index.json": _json(whole)}
+    found = {"simple/index.html": _html("Simple index", names), "simple/index.json": _json(whole)}
     for name, items in sorted(projects.items()):
         links = [(item.name, _attributes(item, base)) for item in items]
         versions = list(dict.fromkeys(str(item.contents.version) for item in items))
@@ -37,7 +37,7 @@ def files(wheels: Sequence[Wheel], base: str) -> dict[str, bytes]:
     return found
 
 
-def _html(title: str, links: Sequence[tuple[str, dict[str, str | None]]]) -> bytes:
+def _html(title: str, links: Iterable[tuple[str, Mapping[str, str | None]]]) -> bytes:
     return render("simple.html", title=title, api=API, links=links).encode()
 
 

@@ -84,7 +84,7 @@ def test_an_overlay_wheel_is_packed(tmp_path: Path) -> None:
     overlay = tmp_path / "multiworld_torch_overlay-1.whl"
     overlay.write_bytes(make_wheel(tmp_path / "made.whl", {"overlay.pth": b"import left\n"}))
     made = bundle.make(tmp_path / "gpu.zip", THIS, overlay)
-    assert made.overlay.startswith(overlay.name)
+    assert made["overlay"].startswith(overlay.name)
     with zipfile.ZipFile(tmp_path / "gpu.zip") as archive:
         assert archive.read("packages/overlay.pth") == b"import left\n"
 
