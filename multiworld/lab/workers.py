@@ -30,7 +30,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from multiworld.lab.messages import SAID, Call, Cancel, Mark, Outcome, Tell, packed
+from multiworld.lab.context import SAID, Call, Cancel, Mark, Outcome, Tell, packed
 
 DEADLINE = 60.0
 _START_SECONDS = 120.0

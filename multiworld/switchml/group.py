@@ -13,8 +13,7 @@ import torch.distributed as dist
 
 from multiworld.errors import InvalidArgument, MultiWorldError
 from multiworld.switchml.errors import SwitchMLUnavailable
-from multiworld.switchml.lane import Lane
-from multiworld.switchml.library import OWNED, Library
+from multiworld.switchml.lane import OWNED, Lane, Library
 from multiworld.switchml.settings import Otherwise, Settings, current
 from multiworld.switchml.statistics import COUNTS
 

@@ -7,7 +7,7 @@ import pytest
 
 from build.errors import DigestMismatchError
 from build.sources import Proof, SourceTree, acquire, check_belongs, check_headers
-from build.sources.verify import tree_path
+from build.sources.tree import tree_path
 
 from .test_local import blob
 from .trees import FILES, release, write_tree

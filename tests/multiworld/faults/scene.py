@@ -9,9 +9,8 @@ from typing import Any
 
 from gpuless.control import Remote
 from multiworld import BrokenWorldException, PeerLost, TcpStoreAddress, WorldState
-from multiworld.lab.context import serve_store
+from multiworld.lab.context import Outcome, serve_store
 from multiworld.lab.injector import Fired, Injector
-from multiworld.lab.messages import Outcome
 from multiworld.lab.workers import OverdueError, Running, VanishedError, Worker, WorkerPool
 from tests.multiworld.faults import acts
 from tests.multiworld.faults.backends import Backend, Kind
