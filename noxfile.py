@@ -102,7 +102,7 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
     session.run("lint-imports", "--no-logo", env={"PYTHONPATH": str(HERE)})
-    session.run("shellcheck", ".ci/run", "ci/ansible/ssh", *map(str, sorted(HERE.glob("*/**/*.sbatch"))))
+    session.run("shellcheck", ".ci/run", "ci/ansible/ssh", "ci/enter", *map(str, sorted(HERE.glob("*/**/*.sbatch"))))
     session.run("actionlint")  # with shellcheck on the scripts of steps
     session.run("zizmor", "--quiet", "--offline", ".github")
     session.run("ansible-lint", "--offline", "--profile", "production", str(HERE / "ci" / "ansible"))

@@ -13,7 +13,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -36,14 +35,8 @@ _OBJECTS = ("OBJECT_DIRECTORY", "ALTERNATE_OBJECT_DIRECTORIES", "QUARANTINE_PATH
 FOREIGN = frozenset(f"GIT_{name}" for name in (*_PLACES, *_OBJECTS, "GRAFT_FILE", "SHALLOW_FILE"))
 
 
-@dataclass(frozen=True, slots=True)
-class Completed:
+class Completed(subprocess.CompletedProcess[bytes]):
     """The result of a command: `stdout` and `stderr` are bytes, since patches and symbols are bytes."""
-
-    command: tuple[str, ...]
-    returncode: int
-    stdout: bytes
-    stderr: bytes
 
     @property
     def tail(self) -> str:
@@ -145,7 +138,7 @@ def check_room(done: Completed) -> Completed:
     """Return the result of a command; raise EnvironmentUnfitError if it has failed because a disk is full."""
     if done.returncode and any(words in done.stderr for words in _FULL):
         raise EnvironmentUnfitError(
-            f"the disk is full: {Path(done.command[0]).name} cannot write",
+            f"the disk is full: {Path(done.args[0]).name} cannot write",
             cause=f"{done.tail}\ntemporary files go to {tempfile.gettempdir()}",
             remedy="free disk space there, or set TMPDIR, MULTIWORLD_CACHE or UV_CACHE_DIR to a folder with 1 GB free",
         )

@@ -36,17 +36,8 @@ _LONGEST = 4 * 3600.0
 _CLONE = Path("root", "multiworld")
 #: Settings of apt on how a mirror is reached; the others are the system's own.
 _APT = re.compile(r"Acquire::(?:https?::|Check-|Retries|Force).*", re.MULTILINE)
+_ENTER = Path(__file__).with_name("enter")
 _UNSHARE = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
-# The root is a mount of its own, as on a machine: programs in it may make namespaces, too.
-_ENTER = """set -e
-mount --bind "$0" "$0"
-mount -t proc proc "$0/proc"; mount --rbind /sys "$0/sys"; mount --rbind /dev "$0/dev"
-for path in $OUTSIDE; do
-  if [ -d "$path" ]; then mkdir -p "$0$path"; else mkdir -p "$(dirname "$0$path")"; touch "$0$path"; fi
-  mount --rbind "$path" "$0$path"
-done
-exec chroot "$0" "$@"
-"""
 
 
 def readme(text: str) -> tuple[list[str], list[str]]:
@@ -113,7 +104,7 @@ def inside(root: Path, line: str, outside: list[Path], environment: Mapping[str,
     variables = [f"{name}={value}" for name, value in {**login, **environment}.items()]
     # Bash stays, and takes the exit status of what its children leave behind, as a system's first process does.
     shell = ["bash", "-c", f"cd /{_CLONE} && {line}\nexit $?"]
-    enter = ["bash", "-c", _ENTER, str(root), "env", "-i", *variables, *shell]
+    enter = [str(_ENTER), str(root), "env", "-i", *variables, *shell]
     return _shown([*_UNSHARE, *enter], {"OUTSIDE": " ".join(map(str, outside))})
 
 

@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from typing import Annotated
 
 import typer
+from rich.filesize import decimal
 from rich.table import Table
 
 from build import clearing
@@ -36,10 +37,6 @@ def size(text: str) -> int:
     raise UsageError(f"--keep {text} is not a size", remedy="give e.g. 500MB or 5GB")
 
 
-def _spelt(size: int) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
-
-
 def table(entries: Iterable[Entry]) -> Table:
     shown = console_table(f"cache: {cache()}", "kind", "holds", "entries", "size", "last use")
     every = list(entries)
@@ -47,8 +44,8 @@ def table(entries: Iterable[Entry]) -> Table:
         found = [item for item in every if item.kind == kind]
         used = max((item.used for item in found), default=0.0)
         when = datetime.fromtimestamp(used, timezone.utc).strftime("%Y-%m-%d %H:%M UTC") if found else "-"
-        shown.add_row(kind, holds, str(len(found)), _spelt(sum(item.size for item in found)), when)
-    shown.add_row("all", "", str(len(every)), _spelt(sum(item.size for item in every)), "")
+        shown.add_row(kind, holds, str(len(found)), decimal(sum(item.size for item in found)), when)
+    shown.add_row("all", "", str(len(every)), decimal(sum(item.size for item in every)), "")
     return shown
 
 
@@ -76,11 +73,11 @@ def clean(
             failed.append(f"{item.path}: {error.strerror or error}")
             continue
         freed.append(item)
-        note(f"{'would free' if dry_run else 'freed'} {_spelt(item.size)}: {name}")
+        note(f"{'would free' if dry_run else 'freed'} {decimal(item.size)}: {name}")
     if busy:
         note(f"in use, left: {', '.join(busy)}")
     verb = "would be freed" if dry_run else "freed"
-    step(f"{_spelt(sum(item.size for item in freed))} {verb}, {len(freed)} entries")
+    step(f"{decimal(sum(item.size for item in freed))} {verb}, {len(freed)} entries")
     if failed:
         remedy = "remove them by hand, as the user who owns them"
         raise BusyError(f"{len(failed)} entries could not be removed", cause="\n".join(failed), remedy=remedy)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from rich import filesize
 
 from build.console import counted
 
@@ -13,14 +14,6 @@ from build.console import counted
 def render(template: str, **values: Any) -> str:  # noqa: ANN401 - a template shows any object
     """Return the page of a template beside this module, all in one file."""
     return _ENVIRONMENT.get_template(template).render(values)
-
-
-def size(number: int) -> str:
-    """Return bytes in words, with a space that does not break."""
-    for unit, name in ((1e9, "GB"), (1e6, "MB")):
-        if number >= unit / 10:
-            return f"{number / unit:.{2 if name == 'GB' else 1}f}\xa0{name}"
-    return f"{number / 1e3:.1f}\xa0kB"
 
 
 def _asset(name: str) -> str:
@@ -34,5 +27,5 @@ _ENVIRONMENT = jinja2.Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_ENVIRONMENT.filters |= {"size": size, "counted": counted}
+_ENVIRONMENT.filters |= {"size": filesize.decimal, "counted": counted}
 _ENVIRONMENT.globals |= {"asset": _asset}

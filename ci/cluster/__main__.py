@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import subprocess
 import sys
 import tempfile
+from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +21,7 @@ from build.cli import guarded, only, run
 from build.console import console, err_console
 from build.errors import HostsError, PendingError, UsageError
 from build.wheelhouse import signer
-from ci.cluster import results, slurm
+from ci.cluster import results
 from ci.cluster.lock import REQUEST, Request
 from ci.cluster.results import Result, problems
 
@@ -74,7 +77,7 @@ def install(
         raise UsageError("name the hosts: --hosts LIST or --inventory FILE")
     with tempfile.TemporaryDirectory(prefix="install-") as folder:
         listed = Path(folder, "hosts.json")
-        listed.write_bytes(msgspec.json.encode(slurm.inventory(hosts) if hosts else {}))
+        listed.write_bytes(msgspec.json.encode(from_slurm(hosts) if hosts else {}))
         Path(folder, REQUEST).write_bytes(msgspec.json.encode(asked))
         more = [f"--inventory={source}" for source in ([listed] * bool(hosts) + (inventory or []))]
         more += [f"--limit={limit}"] * bool(limit) + ["--check"] * check
@@ -123,6 +126,45 @@ def _judge(found: list[Result]) -> None:
     if bad:
         remedy = "run the same command without --check"
         raise PendingError(f"{len(bad)} of {len(found)} hosts would change", cause=problems(found), remedy=remedy)
+
+
+_NUMBERS = r"\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\]"
+#: What begins with a dash would be an option of ssh.
+_ITEM = re.compile(rf"(?!-)(?:[\w.:@-]|{_NUMBERS})+")
+MOST = 100_000
+
+
+def expand(text: str) -> list[str]:
+    """Return the hosts of a list in its order, each once; a range keeps the leading zeros of its first number.
+
+    Raises:
+        UsageError: a part of it is no such list, or has too many hosts.
+    """
+    found: dict[str, None] = {}
+    for item in re.split(r"[,\s]+(?![^\[]*\])", text.strip(", ")):
+        parts = [_numbers(part) if part[:1] == "[" else [part] for part in re.split(r"(\[.*?\])", item)]
+        if not _ITEM.fullmatch(item) or not 0 < prod(map(len, parts)) <= MOST:
+            remedy = f"give a list of at most {MOST} hosts as Slurm writes them, e.g. node[01-20],login1"
+            raise UsageError(f"--hosts: {item!r} is not a list of hosts", remedy=remedy)
+        found.update(dict.fromkeys(map("".join, product(*parts))))
+    return list(found)
+
+
+def _numbers(brackets: str) -> list[str]:
+    """Return the numbers of ranges: none if one of these is empty, one too many if one is too long."""
+    ends = [(first, int(first), int(last or first)) for first, last in re.findall(r"(\d+)(?:-(\d+))?", brackets)]
+    if any(last < first for _, first, last in ends):
+        return []
+    return [str(number).zfill(len(text)) for text, *of in ends for number in range(of[0], of[1] + 1)[: MOST + 1]]
+
+
+def from_slurm(text: str) -> dict[str, object]:
+    """Return Ansible's inventory of a list."""
+    hosts: dict[str, dict[str, str]] = {}
+    for name in expand(text):
+        user, _, address = name.rpartition("@")
+        hosts[name] = {"ansible_host": address} | ({"ansible_user": user} if user else {})
+    return {"all": {"hosts": hosts}}
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from multiworld.errors import InvalidArgument
-from multiworld.lab.bench import parts, workloads
+from multiworld.lab.bench import acts, parts
+from multiworld.lab.bench.parts import Progress, Setup, everywhere
 from multiworld.lab.bench.report import BenchReport, Comparison, Figure, LoadMeter, Spread, judged, paired_ratio
-from multiworld.lab.bench.setup import Progress, Setup, everywhere
 from multiworld.lab.context import serve_store
 from multiworld.lab.workers import Worker, WorkerPool, log_folder
 from multiworld.version import VERSION
@@ -23,9 +23,9 @@ SIZES = {4: 100, 4_000: 100, 400_000: 40, 4_000_000: 8, 64_000_000: 2}
 QUICK_SIZES = {4: 100, 400_000: 40, 4_000_000: 8}
 
 VARIANTS: dict[str, Callable[..., Any]] = {
-    "plain": workloads.turns_plain,
-    "await": workloads.turns_awaited,
-    "sync": workloads.turns_waiting,
+    "plain": acts.turns_plain,
+    "await": acts.turns_awaited,
+    "sync": acts.turns_waiting,
 }
 
 
@@ -33,10 +33,10 @@ def ratios(setup: Setup) -> tuple[Comparison, ...]:
     sizes = QUICK_SIZES if setup.quick else SIZES
     found: list[Comparison] = []
     with setup.workers("bench-0", "bench-1") as pair:
-        for call in [worker.start(workloads.set_up, rank, setup.store) for rank, worker in enumerate(pair)]:
+        for call in [worker.start(acts.set_up, rank, setup.store) for rank, worker in enumerate(pair)]:
             call.result(60)
-        setup.join([workloads.WORLD], pair)
-        for name, workload in workloads.WORKLOADS.items():
+        setup.join([acts.WORLD], pair)
+        for name, workload in acts.WORKLOADS.items():
             for nbytes, turns in sizes.items() if workload.sized else ((0, 100),):
                 setup.progress(f"{name}, {nbytes:,} bytes")
                 found += _compare(pair, name, nbytes, max(1, turns // workload.payloads * 2), setup.rounds)
@@ -66,7 +66,7 @@ def figures(comparisons: tuple[Comparison, ...]) -> list[Figure]:
             found.append(judged(name, f"<= {limit} x plain", text, times.value <= limit, **asdict(row)))
         if row.operation.startswith("one way") and row.bytes >= 4_000_000:
             ratio = 1 / times.value
-            rates = [workloads.BURST * row.bytes / seconds / 1e9 for seconds in (world, plain)]
+            rates = [acts.BURST * row.bytes / seconds / 1e9 for seconds in (world, plain)]
             interval = f"[{1 / times.high:.3f}, {1 / times.low:.3f}]"
             text = f"{ratio:.3f} {interval} x; {rates[0]:.2f} GB/s, plain {rates[1]:.2f} GB/s"
             name = f"{row.operation}, {row.bytes:,} bytes, throughput"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from build.errors import UsageError
-from ci.cluster.slurm import expand
+from ci.cluster.__main__ import expand
 
 
 @pytest.mark.parametrize(
