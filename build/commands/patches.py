@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,15 +16,6 @@ from build.console import console, note, step, table
 from build.series import manifest as manifests
 from build.series.manifest import SeriesEntry
 from build.series.overview import Column, Overview, PatchStatus, Progress, overview
-
-#: The colours of a bar have one hue: the stronger the colour, the more work the hunks needed.
-_HUNKS = {
-    "unchanged": ("clean", "offset"),
-    "adapted": ("drifted", "file moved"),
-    "already upstream": ("already upstream", "partly upstream"),
-    "by hand": ("by hand",),
-    "open": ("conflict", "file gone"),
-}
 
 
 def patches(html: Annotated[Path, typer.Option(help="where to write the page")] = paths.DIST / "patches.html") -> None:
@@ -52,24 +43,9 @@ def _table(item: Overview) -> Table:
 
 def page(series: Sequence[Overview]) -> str:
     """Return the overview as one HTML file: no script, nothing loaded from elsewhere, light and dark."""
-    tools = {"legacy": _legacy, "origin": _origin, "hunks_of": _hunks}
-    return pages.render("patches.html", series=series, statuses=PatchStatus, steps=Progress, **tools)
+    return pages.render("patches.html", series=series, statuses=PatchStatus, steps=Progress, legacy=_legacy)
 
 
 def _legacy(about: SeriesEntry, column: Column) -> str:
     late = about.legacy_from and Version(column.release) >= Version(about.legacy_from)
     return "legacy" if late else ""
-
-
-def _origin(column: Column) -> str:
-    source = column.entry.derived_from if column.entry else None
-    return f"{'ported' if column.port else 'adapted'} from {source}" if source or column.port else "written for it"
-
-
-def _hunks(column: Column) -> Iterator[tuple[int, str, int, str]]:
-    """Yield shade, label, number and verdicts of each kind of hunk that a port has."""
-    counts = dict(column.port)
-    for shade, (label, verdicts) in enumerate(_HUNKS.items(), 1):
-        words = ", ".join(f"{counts[verdict]} {verdict}" for verdict in verdicts if verdict in counts)
-        if words:
-            yield shade, label, sum(counts.get(verdict, 0) for verdict in verdicts), words

@@ -128,6 +128,7 @@ def _judge(found: list[Result]) -> None:
         raise PendingError(f"{len(bad)} of {len(found)} hosts would change", cause=problems(found), remedy=remedy)
 
 
+#: Hosts as Slurm lists them, each with or without `USER@`: `node[01-20],login1`.
 _NUMBERS = r"\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\]"
 #: What begins with a dash would be an option of ssh.
 _ITEM = re.compile(rf"(?!-)(?:[\w.:@-]|{_NUMBERS})+")
