@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 from rich.table import Table
 
 #: Columns when the output goes to a file or a CI log; tables have paths in them.
@@ -58,14 +58,4 @@ def table(title: str, *columns: str, caption: str | None = None) -> Table:
 
 def progress() -> Progress:
     """Return a progress display, which prints nothing on a pipe."""
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[unit]}"),
-        TimeElapsedColumn(),
-        console=console,
-        disable=not sys.stdout.isatty(),
-        transient=True,
-    )
+    return Progress(console=console, disable=not sys.stdout.isatty(), transient=True)

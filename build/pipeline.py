@@ -114,7 +114,6 @@ def _safe_headers(release: Release) -> dict[str, str]:
 def _apply(tree: SourceTree, patches: tuple[PatchFile, ...], target: Path, own: Own) -> AppliedTree:
     """Apply the series in the checkout `target`, whose lock is held and which later builds use again."""
     step(f"applying {len(patches)} patches")
-    paths.sweep(target)
     with patchset.applying(tree.repo, own.patches, own.branch):
         applied = apply_series(tree.repo, tree.base, patches, target)
     show_verdicts(applied.verdicts, f"{tree.release.version}: hunks")

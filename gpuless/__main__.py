@@ -97,7 +97,7 @@ def probe(
         release, wanted = ready.subject.release, chosen(ready.subject.release, ids)
         console.print(f"{len(wanted)} probes on torch {ready.subject.version}, judged as {expect.value}")
         with progress() as bar:
-            task = bar.add_task("probes", total=len(wanted), unit="probes")
+            task = bar.add_task("probes", total=len(wanted))
 
             def show(result: ProbeResult) -> None:
                 console.print(f"{result.probe.id}: {result.got.value} ({result.verdict.value})")

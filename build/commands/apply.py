@@ -26,7 +26,6 @@ def apply(
     target = (into or paths.cache("applied") / release).absolute()
     step(f"applying {len(patches)} patches to {release} ({tree.base[:12]})")
     with paths.locked(target, f"the checkout {target}"):
-        paths.sweep(target)
         applied = apply_series(tree.repo, tree.base, patches, target)
     console.print(verdict_table(applied.verdicts, f"{release}: hunks"))
     note(legend(applied.verdicts).replace("\n", "\n   "))

@@ -16,10 +16,10 @@ from build import paths
 from build.console import counted, note, step
 from build.errors import UsageError
 from build.wheelhouse import attestation, signer, statement, trust
+from build.wheelhouse.attestation import PublicKey, private_key
 from build.wheelhouse.gather import gathered
 from build.wheelhouse.mirror import fetch
 from build.wheelhouse.publish import DAYS, Request, publish
-from build.wheelhouse.signing import PublicKey, private_key
 
 #: Names the file with the signing key where `--key` does not.
 KEY = "MULTIWORLD_SIGNING_KEY"

@@ -145,7 +145,7 @@ def compile_wheel(plan: Plan, place: Workspace, tools: Toolchain, launchers: Map
     before = len(steps(place.tree))
     step(f"compiling with {plan.jobs} at once" + (f"; {before} steps of an earlier run are kept" if before else ""))
     with progress() as bar:
-        watch = Watch(bar, bar.add_task("configuring", total=None, unit="steps"))
+        watch = Watch(bar, bar.add_task("configuring", total=None))
         command += ["--out-dir", place.wheels, place.tree]
         status = run_shown(command, cwd=place.tree, env=variables, timeout=_TIMEOUT, seen=watch.line)
     took = time.monotonic() - started

@@ -51,7 +51,6 @@ def applied(project: Project, sources: Sources) -> AppliedTree:
     with paths.locked(checkout, f"the checkout of {project.name} {project.version}"):
         leases.take(checkout)  # the workspace names its repository
         step(f"applying {len(project.patches)} patches")
-        paths.sweep(checkout)
         made = apply_series(sources.repo, sources.base, project.patches, checkout)
         show_verdicts(made.verdicts, f"{project.version}: hunks")
     return made

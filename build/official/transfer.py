@@ -190,7 +190,7 @@ def download(url: str, final: Path, sha256: str) -> Path:
         # Append the missing bytes of the file at `url` to `part`.
         have = part.stat().st_size if part.exists() else 0
         with RemoteFile(url, have, whole=True) as remote, part.open("ab") as out, progress() as bar:
-            task = bar.add_task(final.name, total=remote.size / 1e6, completed=have // 1_000_000, unit="MB")
+            task = bar.add_task(final.name, total=remote.size / 1e6, completed=have // 1_000_000)
             while block := remote.read(_BLOCK):
                 out.write(block)
                 bar.advance(task, len(block) / 1e6)

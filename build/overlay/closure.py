@@ -90,7 +90,7 @@ class Pool:
 
     def __init__(self, inputs: Inputs, overrides: Path, bar: Progress) -> None:
         self.inputs, self._overrides, self._bar = inputs, overrides, bar
-        self._task = bar.add_task("compiling", total=0, unit="units")
+        self._task = bar.add_task("compiling", total=0)
         self.definers = Definers(inputs.tree)
         self._made = dict[str, Object]()
         self._failed = dict[str, CompileError]()

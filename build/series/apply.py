@@ -14,6 +14,7 @@ import msgspec
 
 from build.errors import PatchError, SourceError, UsageError
 from build.git import SYMLINK, Git
+from build.paths import sweep
 from build.seals import read_record, write_record
 from build.series.commits import commit_patch, new_repository, replacing
 from build.series.inspect import NOT_THE_RELEASE, inspect, require_all_placed
@@ -77,6 +78,7 @@ def apply_series(repo: Path, base: str, patches: Sequence[PatchFile], target: Pa
         SourceError: `repo` is not a repository or lacks `base`.
         UsageError: `target` holds changes that are not committed.
     """
+    sweep(target)
     source = Git(repo)
     if not _FULL_ID.fullmatch(base):
         base = source.resolve(base)

@@ -16,7 +16,7 @@ import msgspec
 import typer
 
 from build.errors import ClaimError, EnvironmentUnfitError, UsageError
-from build.wheelhouse import attestation, signing
+from build.wheelhouse import attestation
 from build.wheelhouse.attestation import Attestation, Publisher
 
 #: GitHub's: who tells sigstore which workflow a job belongs to.
@@ -45,7 +45,7 @@ class Signer(msgspec.Struct, frozen=True):
     @property
     def name(self) -> str:
         """The signer for people; empty for anybody."""
-        return f"key {signing.public_key(Path(self.key)).keyid}" if self.key else self.identity
+        return f"key {attestation.public_key(Path(self.key)).keyid}" if self.key else self.identity
 
     def vouches(self, signed: Attestation) -> str:
         """Check a signature, and return who signed, in words.
@@ -61,7 +61,7 @@ class Signer(msgspec.Struct, frozen=True):
             if not self.key:
                 return "by sigstore, NOT CHECKED: `--identity` names who must have signed"
         elif signed.publisher is Publisher.KEY and not self.identity:
-            key = signing.public_key(Path(self.key)) if self.key else _enclosed(signed)
+            key = attestation.public_key(Path(self.key)) if self.key else _enclosed(signed)
             key.check(signed.statement, signed.signature)
             return f"by {key.keyid}{'' if self.key else ', a key that came with it: `--key` names the one you trust'}"
         elif not (self.key or self.identity):
@@ -77,16 +77,16 @@ def named(key: Path | None, identity: str, issuer: str, trusted_root: Path | Non
     if not identity and (trusted_root or issuer != ISSUER):
         raise UsageError("--issuer and --trusted-root are for --identity", remedy="name who must have signed")
     if key:
-        signing.public_key(key)
+        attestation.public_key(key)
     if trusted_root and not trusted_root.is_file():
         raise UsageError(f"--trusted-root {trusted_root}: no such file", remedy="name sigstore's trusted_root.json")
     root = str(trusted_root.resolve()) if trusted_root else ""
     return Signer(str(key.resolve()) if key else "", identity, issuer, root)
 
 
-def _enclosed(signed: Attestation) -> signing.PublicKey:
+def _enclosed(signed: Attestation) -> attestation.PublicKey:
     try:
-        return signing.parse_public(signed.public.encode())
+        return attestation.parse_public(signed.public.encode())
     except ValueError:
         raise UsageError(f"the public key {signed.keyid} is not at hand", remedy="name it: --key FILE") from None
 

@@ -146,7 +146,7 @@ def _first_proof(plan: Plan, pythons: dict[Form, Path]) -> list[Run]:
     work: list[Callable[[], Run]] = []
     with progress() as bar:
         for form, python in pythons.items():
-            task = bar.add_task(f"probes on {form.value}", total=None, unit="done")
+            task = bar.add_task(f"probes on {form.value}", total=None)
             # Most of the rows that stock fails wait for what never comes.
             rows = ("-n", "6" if form is Form.STOCK else "2", "-k", _ROWS, *_FAILURES)
             work += [partial(_suite, plan, form, SIMULATED, python, *rows)] if plan.multiworld else []

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from build import cli
 from build.cli import guarded, only
 from build.errors import ClaimError, ToolError
-from build.wheelhouse import signing
+from build.wheelhouse import attestation
 from build.wheelhouse.signer import Signer
 from build.wheelhouse.trust import NAME
 from ci.cluster.__main__ import install
@@ -35,7 +35,7 @@ def _key(path: Path) -> tuple[Path, Path]:
     key = Ed25519PrivateKey.generate()
     path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     public = path.with_suffix(".pub")
-    public.write_text(signing.PublicKey(key.public_key()).pem)
+    public.write_text(attestation.PublicKey(key.public_key()).pem)
     return path, public
 
 

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from build.wheelhouse.signing import PAYLOAD_TYPE, signed_bytes
+from build.wheelhouse.attestation import PAYLOAD_TYPE, signed_bytes
 
 #: Names of extensions: who vouched for the identity, and that a log has seen the certificate.
 _ISSUER, _SEEN = x509.ObjectIdentifier("1.3.6.1.4.1.57264.1.1"), x509.ObjectIdentifier("1.3.6.1.4.1.11129.2.4.2")

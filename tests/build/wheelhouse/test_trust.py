@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from build import cli
 from build.errors import ClaimError
-from build.wheelhouse import attestation, signing, trust
+from build.wheelhouse import attestation, trust
 from build.wheelhouse.publish import Request, publish
 from build.wheelhouse.signer import Signer
 from docs.bench.wheelhouse import write_release
@@ -32,7 +32,7 @@ def key(tmp_path: Path) -> Path:
     made = Ed25519PrivateKey.generate()
     place = tmp_path / "key.pem"
     place.write_bytes(made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    (tmp_path / "public.pem").write_text(signing.PublicKey(made.public_key()).pem)
+    (tmp_path / "public.pem").write_text(attestation.PublicKey(made.public_key()).pem)
     return place
 
 

@@ -18,7 +18,7 @@ import build.releases
 from build import cli, paths
 from build.errors import ClaimError, EnvironmentUnfitError
 from build.seals import sha256_of
-from build.wheelhouse import attestation, signing
+from build.wheelhouse import attestation
 from build.wheels.archive import WheelWriter
 from tests.build.overlay import little as lt
 from tests.build.pipeline import little_release as lr
@@ -252,7 +252,7 @@ def test_signatures(wheel: Path, built: Place, tmp_path: Path, capsys: pytest.Ca
     envelope = json.loads(wheel.with_name(wheel.name + attestation.ENVELOPE).read_bytes())
     statement = wheel.with_name(wheel.name + attestation.STATEMENT).read_bytes()
     assert base64.b64decode(envelope["payload"]) == statement
-    (tmp_path / "signed").write_bytes(signing.signed_bytes(statement))
+    (tmp_path / "signed").write_bytes(attestation.signed_bytes(statement))
     (tmp_path / "signature").write_bytes(base64.b64decode(envelope["signatures"][0]["sig"]))
     where: list[str | Path] = ["-in", tmp_path / "signed", "-sigfile", tmp_path / "signature"]
     openssl("pkeyutl", "-verify", "-pubin", "-inkey", public, "-rawin", *where)
