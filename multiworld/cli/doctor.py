@@ -30,21 +30,17 @@ _TRIAL_SECONDS = 20.0
 def examine() -> list[Check]:
     """Look at everything; a check that fails in an unexpected way is a failed check, not a traceback."""
     installation = _versions, _torch, _loopback, _own_name, _descriptors, _own_sockets
-    return [*map(_looked, (*installation, _engine, _trial, _same_host)), *_nccl()]
+    looks = (*installation, _engine, _trial, _same_host, nccl_checks)
+    return [check for look in looks for check in _looked(look)]
 
 
-def _nccl() -> list[Check]:
+def _looked(look: Callable[[], Check | list[Check]]) -> list[Check]:
     try:
-        return nccl_checks()
-    except Exception as error:  # noqa: BLE001 - of the loaders' many types
-        return [Check("nccl", Verdict.FAIL, f"{type(error).__name__}: {error}", "see the message")]
-
-
-def _looked(look: Callable[[], Check]) -> Check:
-    try:
-        return look()
+        found = look()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is what was found
-        return Check(look.__name__.strip("_"), Verdict.FAIL, f"{type(error).__name__}: {error}", "see the message")
+        name = look.__name__.strip("_").removesuffix("_checks")
+        return [Check(name, Verdict.FAIL, f"{type(error).__name__}: {error}", "see the message")]
+    return found if isinstance(found, list) else [found]
 
 
 def _versions() -> Check:

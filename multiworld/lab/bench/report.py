@@ -17,6 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 #: others may take this share of all processors before what is measured says nothing
 _BUSY_SHARE = 0.1
 #: fields of the first line of /proc/stat that are work of programs: user, nice, system, steal; see proc_stat(5)
@@ -64,11 +66,7 @@ _CONFIDENCE = 0.95
 
 def percentile(values: Sequence[float], share: float) -> float:
     """The value below which ``share`` (0 to 1) of ``values`` lie, interpolated."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return float(torch.tensor(values, dtype=torch.float64).quantile(share))
 
 
 @dataclass(frozen=True, slots=True)
