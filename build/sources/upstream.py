@@ -88,6 +88,9 @@ def _fetch(release: Release, repo: Path, need: TreePurpose) -> None:
 
 def _fetch_with_retry(release: Release, repo: Path, need: TreePurpose) -> None:
     """Fetch, and once more from the start after a broken transfer: git cannot resume one."""
+    check_commit(release, remote_commit(release), url())
+    what = "only the files an overlay needs" if need is TreePurpose.OVERLAY else "with its submodules"
+    step(f"fetching PyTorch {release.tag} from {url()}: one commit, {what}")
     try:
         _fetch(release, repo, need)
     except DigestMismatchError:
@@ -112,18 +115,11 @@ def fetch(release: Release, need: TreePurpose) -> Path:
         SourceError: the tag does not exist, or the transfer broke off twice.
     """
 
-    def clone(part: Path) -> None:
-        """Clone upstream with its submodules, which a full build needs."""
-        check_commit(release, remote_commit(release), url())
-        step(f"cloning PyTorch {release.tag} with its submodules from {url()}")
-        _fetch_with_retry(release, part, need)
-
     def entries(repo: Path) -> SourceFiles:
-        check_commit(release, remote_commit(release), url())
-        step(f"fetching PyTorch {release.tag} from {url()}: one commit, only the files an overlay needs")
         _fetch_with_retry(release, repo, need)
         yield from repository(repo, release.commit, need)
 
-    if need is TreePurpose.FULL:
-        return built(path(release, need), f"the clone of PyTorch {release.version}", clone)
+    if need is TreePurpose.FULL:  # which needs the submodules: the clone itself
+        what = f"the clone of PyTorch {release.version}"
+        return built(path(release, need), what, lambda part: _fetch_with_retry(release, part, need))
     return cached_tree(release, f"git {release.commit}", need, entries)
