@@ -11,6 +11,7 @@ from pathlib import Path
 from elftools.elf.elffile import ELFFile
 
 from build.errors import WheelError
+from build.overlay import relocations
 from build.process import run
 
 #: `nm` letters of weak and unique definitions: vague linkage, all copies are equal.
@@ -142,18 +143,9 @@ def names(path: Path) -> Names:
     return Names(have, frozenset(name.partition("@")[0] for name, kind in pairs if kind == "U"))
 
 
-def exports(path: Path) -> frozenset[str]:
+def exports(path: Path) -> set[str]:
     """Return the functions of an object that are neither weak nor hidden: a library exports them."""
-    with path.open("rb") as stream:
-        table = ELFFile(stream).get_section_by_name(".symtab")
-        return frozenset(
-            item.name
-            for item in (table.iter_symbols() if table else ())
-            if item["st_info"]["bind"] == "STB_GLOBAL"
-            and item["st_info"]["type"] == "STT_FUNC"
-            and item["st_shndx"] != "SHN_UNDEF"
-            and item["st_other"]["visibility"] == "STV_DEFAULT"
-        )
+    return names(path).of_kind("T") - relocations.read(path).hidden
 
 
 def undefined(paths: Iterable[Path]) -> frozenset[str]:
