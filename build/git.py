@@ -47,8 +47,8 @@ _EXACT = (
 )
 #: A transfer slower than this for a minute is ended (git-config(1), http.lowSpeedLimit).
 _SLOW = ("http.lowSpeedLimit=1000", "http.lowSpeedTime=60")
-#: A line of progress: what is done, and how far it is.
-_PROGRESS = re.compile(r"(?:remote: )?(\w+ (?:objects|deltas|files)): +\d+% \((\d+)/(\d+)\)")
+#: A line of progress: what is done, how far it is, and how much is received how fast.
+_PROGRESS = re.compile(r"(?:remote: )?(\w+ (?:objects|deltas|files)): +\d+% \((\d+)/(\d+)\)(, .*)?")
 #: Committer line of imported sources. It is part of the ids of cached trees: a change needs a new importer.FORMAT.
 _IMPORTER = b"multiworld <multiworld@localhost> 0 +0000"
 
@@ -138,8 +138,8 @@ class Git:
 
             def seen(line: str) -> None:
                 if found := _PROGRESS.match(line):
-                    what, done, total = found[1].lower(), int(found[2]), int(found[3])
-                    bar.update(task, description=what, completed=done, total=total)
+                    what = f"{found[1].lower()} {found[2]}/{found[3]}{found[4] or ''}"
+                    bar.update(task, description=what, completed=int(found[2]), total=int(found[3]))
                 else:
                     said.append(line)
 
