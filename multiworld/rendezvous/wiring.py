@@ -208,7 +208,7 @@ class HandshakeAcceptor:
             lines.rest()
             self._on_arrival()
 
-        self.endpoint.watch(lines, arrived)
+        lines.watch(self.endpoint.hub, arrived)
 
     def complaint(self) -> GreetingError | None:
         """Why a peer that dialled us was refused, if it may be a member with other settings."""

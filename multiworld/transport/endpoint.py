@@ -23,7 +23,6 @@ from multiworld.config import NetworkSettings, printed
 from multiworld.transport.descriptors import NO_RESOURCES, reserve
 from multiworld.transport.greeting import MAX_GREETING_BYTES, GreetingError, Hello, Reason, Role, refusal
 from multiworld.transport.handshake import Acceptor
-from multiworld.transport.lines import Lines
 from multiworld.transport.network_settings import listen
 from multiworld.transport.reactor import Reactor
 from multiworld.transport.sockets import accepted, listening_here
@@ -75,7 +74,7 @@ class Endpoint:
     def __init__(
         self, hub: Reactor, address: str, network: NetworkSettings, serve_pulse: Callable[[socket.socket], None]
     ) -> None:
-        self._hub = hub
+        self.hub = hub
         self._network = network
         self._listeners = [listen(address, 0, network)]
         self.address = address
@@ -102,10 +101,6 @@ class Endpoint:
         """
         self._answerers[world, generation, incarnation] = answerer
 
-    def watch(self, lines: Lines, ready: Callable[[], object]) -> None:
-        """Call ``ready`` in the hub's thread when something has come on the connections of a member."""
-        lines.watch(self._hub, ready)
-
     def forget(self, world: str, generation: int, incarnation: str) -> None:
         self._answerers.pop((world, generation, incarnation), None)
         self._complaints.pop((world, generation, incarnation), None)
@@ -118,7 +113,7 @@ class Endpoint:
         """Stop listening. In the hub's thread."""
         self._closed = True
         for listener in self._listeners:
-            self._hub.unwatch(listener)
+            self.hub.unwatch(listener)
             listener.close()
         for visitor in tuple(self._visitors.values()):
             self._dismiss(visitor)
@@ -137,7 +132,7 @@ class Endpoint:
 
     def _watch(self, listener: socket.socket) -> None:
         if not self._closed:
-            self._hub.watch(listener, selectors.EVENT_READ, lambda _: self._accept(listener, 1))
+            self.hub.watch(listener, selectors.EVENT_READ, lambda _: self._accept(listener, 1))
 
     def _accept(self, listener: socket.socket, most: int) -> None:
         """Accept up to ``most`` connections; then a pause where there is a crowd, or nothing to accept with."""
@@ -148,8 +143,8 @@ class Endpoint:
             accepted += 1
         if self._exhausted or (accepted and len(self._visitors) >= CROWD):
             self._exhausted = False
-            self._hub.unwatch(listener)
-            self._hub.call_later(ACCEPT_PAUSE, lambda: self._accept(listener, BATCH))
+            self.hub.unwatch(listener)
+            self.hub.call_later(ACCEPT_PAUSE, lambda: self._accept(listener, BATCH))
         elif most > 1:  # after a pause
             self._watch(listener)
 
@@ -168,10 +163,10 @@ class Endpoint:
         self._listen_to(visitor)
         if sock in self._visitors:
             visitor.watched = True
-            self._hub.watch(sock, selectors.EVENT_READ, lambda _: self._listen_to(visitor))
+            self.hub.watch(sock, selectors.EVENT_READ, lambda _: self._listen_to(visitor))
             if not self._expiring:
                 self._expiring = True
-                self._hub.call_later(VISITOR_SECONDS, self._expire)
+                self.hub.call_later(VISITOR_SECONDS, self._expire)
         return True
 
     def _expire(self) -> None:
@@ -179,7 +174,7 @@ class Endpoint:
         now = time.monotonic()
         for visitor in tuple(self._visitors.values()):
             if visitor.until > now:
-                self._hub.call_later(visitor.until - now, self._expire)
+                self.hub.call_later(visitor.until - now, self._expire)
                 return
             self._dismiss(visitor)
         self._expiring = False
@@ -188,7 +183,7 @@ class Endpoint:
         """The visitor's connection, which is no longer ours to look after."""
         self._visitors.pop(visitor.sock, None)
         if visitor.watched:
-            self._hub.unwatch(visitor.sock)
+            self.hub.unwatch(visitor.sock)
         return visitor.sock
 
     def _dismiss(self, visitor: _Visitor, last_words: bytes = b"") -> None:

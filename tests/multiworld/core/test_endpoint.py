@@ -138,6 +138,6 @@ def test_nothing_is_left_when_the_hub_ends(endpoint: Endpoint) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.002)
         open_before = len(list(Path("/proc/self/fd").iterdir()))
-        endpoint._hub.call_and_wait(endpoint.close)
+        endpoint.hub.call_and_wait(endpoint.close)
         assert all(sock.recv(1) == b"" for sock in socks)
         assert len(list(Path("/proc/self/fd").iterdir())) <= open_before - 10
