@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -115,11 +116,13 @@ def listening_ports(pid: int) -> dict[int, str]:
         with contextlib.suppress(OSError):
             inodes.add(str(entry.readlink()).removeprefix("socket:[").removesuffix("]"))
     found = {}
-    for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[3] == "0A" and fields[9] in inodes:
-            host, port = fields[1].split(":")
-            found[int(port, 16)] = socket.inet_ntoa(bytes.fromhex(host)[::-1])
+    with Path(f"/proc/{pid}/net/tcp").open() as table:
+        rows = (line.split() for line in itertools.islice(table, 1, None))
+        # They come first; thousands of connections that have ended may follow.
+        for row in itertools.takewhile(lambda row: row[3] == "0A", rows):
+            if row[9] in inodes:
+                host, port = row[1].split(":")
+                found[int(port, 16)] = socket.inet_ntoa(bytes.fromhex(host)[::-1])
     return found
 
 

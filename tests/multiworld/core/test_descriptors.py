@@ -22,6 +22,7 @@ from table import members
 
 from multiworld import BrokenWorldException, DescriptorsExhausted, MultiWorld, MultiWorldError
 from multiworld.lab.context import Context
+from multiworld.lab.injector import listening_ports
 from multiworld.transport import descriptors
 from multiworld.transport.descriptors import Reserve, descriptor_shortage, require
 
@@ -50,16 +51,6 @@ def only(left: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
         for number in hog:
             os.close(number)
-
-
-def listening_ports() -> list[int]:
-    """Of this process."""
-    inodes = set()
-    for number in descriptors.open_numbers():
-        with contextlib.suppress(OSError):
-            inodes.add(str(Path(f"/proc/self/fd/{number}").readlink()))
-    rows = [row.split() for row in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
-    return [int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes]
 
 
 def _stranger(context: Context) -> None:
@@ -143,7 +134,7 @@ def _lives(context: Context, store: str, rank: int, squeezed: int) -> list[list[
                 context.send("next")
                 context.recv()
                 ours = rank == 0 and number == squeezed
-                ports = listening_ports()
+                ports = list(listening_ports(os.getpid())) if ours else []
                 with only(left) if ours else contextlib.nullcontext():
                     if ours:
                         context.send(ports)

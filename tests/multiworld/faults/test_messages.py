@@ -16,6 +16,7 @@ from torch.distributed import ReduceOp
 
 from multiworld import BrokenWorldException, TensorMismatch, WorldState
 from multiworld.lab.context import Context
+from multiworld.lab.injector import listening_ports
 from tests.multiworld.faults import acts
 from tests.multiworld.faults.bounds import GONE_SECONDS
 from tests.multiworld.faults.operations import SMALL, Row
@@ -109,16 +110,6 @@ def _sockets() -> Iterator[socket.socket]:
                 yield socket.socket(fileno=os.dup(int(entry)))
 
 
-def listening(context: Context) -> list[tuple[str, int]]:
-    """TCP addresses that this process listens on."""
-    found = []
-    for sock in _sockets():
-        with sock, contextlib.suppress(OSError):
-            if sock.family == socket.AF_INET and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                found.append(sock.getsockname())
-    return found
-
-
 def send_rubbish(context: Context, ports: list[int], rubbish: bytes) -> int:
     """Write ``rubbish`` to every established connection of ours from or to one of those ports; how many there are."""
     with contextlib.ExitStack() as stack:
@@ -149,7 +140,7 @@ def test_strangers(scene: Scene, rubbish: str) -> None:
     """Somebody who is no member connects to every port and sends rubbish, or nothing: nobody minds."""
     a, b = members = scene.workers(2)
     scene.join(WORLD, members)
-    addresses = a.run(listening)
+    addresses = [(host, port) for port, host in listening_ports(a.pid).items()]
     assert addresses, "the process listens nowhere"
     with contextlib.ExitStack() as stack:
         for address in addresses * 3:
@@ -170,7 +161,7 @@ def test_member_that_sends_rubbish(scene: Scene, rubbish: str) -> None:
     a, b, mad = members = scene.workers(3)
     scene.join(CALM, [a, b])
     scene.join(WORLD, members)
-    ports = [port for worker in members for _, port in worker.run(listening)]
+    ports = [port for worker in members for port in listening_ports(worker.pid)]
     waiting = [worker.start(acts.operate, WORLD, Row("recv", SMALL), 2) for worker in (a, b)]
     for worker in (a, b):
         worker.wait_for("operating")

@@ -8,15 +8,13 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
-from procs import open_links
 
 from multiworld import PeerLost, WorldState
 from multiworld.lab.context import Context
-from multiworld.lab.injector import Fired
+from multiworld.lab.injector import Fired, listening_ports
 from multiworld.lab.workers import Worker
 from multiworld.liveness.monitor import SUCCESSORS, watched_by
 from tests.multiworld.faults import acts
@@ -124,18 +122,6 @@ def test_who_holds_the_gil_right_after_the_join_is_not_silent(scene: Scene) -> N
     scene.works(WORLD, members)
 
 
-def listening(context: Context) -> list[tuple[str, int]]:
-    """Return the addresses where this process listens."""
-    inodes = set(open_links())
-    found = []
-    for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
-            host, port = fields[1].split(":")
-            found.append((socket.inet_ntoa(bytes.fromhex(host)[::-1]), int(port, 16)))
-    return found
-
-
 @pytest.mark.parametrize("said", [b"x", b"p", b"\x00", b"\x07" * 100], ids=["x", "a ping", "zero", "sevens"])
 def test_a_strangers_bytes_stop_no_heartbeat(scene: Scene, said: bytes) -> None:
     """On every port of the members, for as long as the stranger likes."""
@@ -143,7 +129,7 @@ def test_a_strangers_bytes_stop_no_heartbeat(scene: Scene, said: bytes) -> None:
     scene.join(WORLD, members)
     for worker in members:
         worker.run(acts.watch_events)
-    ports = [place for worker in members for place in worker.run(listening)]
+    ports = [(host, port) for worker in members for port, host in listening_ports(worker.pid).items()]
     assert len(ports) >= len(members)
     with ExitStack() as stack:
         at = time.monotonic()
