@@ -13,7 +13,7 @@ import pytest
 from build.paths import REPO
 
 PROGRAM = REPO / "ci" / "ansible" / "ssh"
-MOST = 16 << 20
+MOST = 4 << 20
 #: What reads as slowly as a busy machine lets it.
 _SLOW = f'sleep 1; PATH="{os.environ["PATH"]}"; exec dd "$@"'
 

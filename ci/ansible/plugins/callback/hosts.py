@@ -13,7 +13,12 @@ from typing import Any
 
 from ansible.plugins.callback import CallbackBase
 
+# Here once, and not in the process of each host that `torch_lock` runs in.
+import ci.cluster.lock  # noqa: F401
+
 _WHY = ("msg", "stderr", "module_stderr", "module_stdout")
+#: Characters of each that are told: a host may say megabytes, in which `ci.cluster.results` would look for words.
+_TOLD = 100_000
 
 
 class CallbackModule(CallbackBase):
@@ -33,7 +38,8 @@ class CallbackModule(CallbackBase):
     def _ended(self, result: Any, outcome: str = "", **_: Any) -> None:
         name, said = result._host.get_name(), result._result
         if outcome or "host" in said:
-            self._tell(name, said.get("host"), outcome, "\n".join(str(said[key]) for key in _WHY if said.get(key)))
+            why = "\n".join(str(said[key])[:_TOLD] for key in _WHY if said.get(key))
+            self._tell(name, said.get("host"), outcome, why)
         self._display.display(f"{name}: {result._task.name}: {outcome or 'ok'}")
 
     v2_runner_on_ok = _ended
