@@ -1,7 +1,7 @@
 """A leader under load with three replicas of a model, each in a world of its own: one is killed, and replaced.
 
-Run ``python examples/replicated_model.py``. The leader keeps every replica busy. Two seconds in, one is killed; its
-world breaks alone, and the other two go on. Two seconds later a spare process takes its place, and the leader rejoins.
+Run ``python examples/replicated_model.py``. The leader keeps every replica busy. One second in, one is killed; its
+world breaks alone, and the other two go on. A second later a spare process takes its place, and the leader rejoins.
 It ends with a plot of requests per second, in which these events are marked.
 """
 
@@ -22,7 +22,7 @@ from multiworld import BrokenWorldException, MultiWorld, World
 
 REPLICAS = 3
 #: seconds: of the whole, until one is killed, until it is replaced, and of one bar of the plot
-LENGTH, KILLED, REPLACED, BAR = 7.0, 2.0, 4.0, 0.5
+LENGTH, KILLED, REPLACED, BAR = 3.5, 1.0, 2.0, 0.25
 FEATURES, BATCH = 256, 32
 #: characters of the longest bar
 WIDTH = 50
@@ -83,7 +83,7 @@ class Load:
         for place, count in enumerate(bars):
             marks = [what for at, what in self.events if place == min(int(at / BAR), len(bars) - 1)]
             bar = "#" * round(WIDTH * count / max(bars))
-            print(f"{place * BAR:4.1f} s  {bar:{WIDTH}} {count / BAR:6.0f}/s  {'; '.join(marks)}", flush=True)
+            print(f"{place * BAR:4.2f} s  {bar:{WIDTH}} {count / BAR:6.0f}/s  {'; '.join(marks)}", flush=True)
 
 
 async def lead(store: str, victim: int, spare: Event) -> None:

@@ -43,10 +43,18 @@ def compiled(folder: Path, code: str) -> bytes:
     return (folder / "a.so").read_bytes()
 
 
+#: How much is optimized takes half of the time, and changes no function of a library that the code calls.
+_AS_SHIPPED = pytest.param("-O3", marks=pytest.mark.nightly("the row -O0 links the same calls"))
+
+
 @pytest.mark.slow
-def test_the_engine_needs_no_newer_system_than_promised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("level", ["-O0", _AS_SHIPPED])
+def test_the_engine_needs_no_newer_system_than_promised(
+    level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in wheels.settings(toolchain.find(10)).items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(hatch_build, "_OPTIONS", (*hatch_build._OPTIONS, level))
     made = tmp_path / hatch_build.ENGINE.name
     assert hatch_build.compile_into(REPO, made) == ""
     tag = platform_tag(made)

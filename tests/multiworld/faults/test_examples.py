@@ -47,12 +47,12 @@ def test_the_native_leader(pool: WorkerPool) -> None:
 
 
 def test_the_replicated_model(pool: WorkerPool) -> None:
-    """The plot has a bar of each half second, and the others were served while one replica was lost."""
+    """The plot has a bar of each quarter of a second, and the others were served while one replica was lost."""
     with started([["examples/replicated_model.py"]], {}, pool=pool) as (program,):
         said = _said(program, "replica-1 is lost: PeerLost", "replica-1 is back in generation 2")
         rates = {float(at): float(rate) for at, rate in re.findall(r"^ *([\d.]+) s  #* +(\d+)/s", said, re.MULTILINE)}
-        assert list(rates) == [number / 2 for number in range(14)]
-        assert sum(rates[at] for at in (2.5, 3.0, 3.5)) > 0
+        assert list(rates) == [number / 4 for number in range(14)]
+        assert sum(rates[at] for at in (1.25, 1.5, 1.75)) > 0
 
 
 def test_the_elastic_group(pool: WorkerPool) -> None:
