@@ -19,7 +19,8 @@ from multiworld import BrokenWorldException, MultiWorld, OpTimeout, World
 from multiworld.lab.context import Context
 
 COUNT = 4 << 20  # 16 MB: more than the sockets hold, and for collectives more than travels in one piece
-TURNS = 12
+#: from its start to after its end; a nightly run stops at twice as many moments
+TURNS = range(0, 12, 2)
 Expected = type[BaseException] | tuple[type[BaseException], ...]
 Operation = Callable[[World, torch.Tensor, torch.Tensor], Coroutine[Any, Any, Any]]
 
@@ -45,14 +46,14 @@ async def fenced(call: Awaitable[Any], memory: Fenced, expected: Expected) -> bo
     return False
 
 
-def cancels(context: Context, store: str, name: str) -> int:
+def cancels(context: Context, store: str, name: str, turns: range) -> int:
     """Stop waiting a little later each time; how often that was in time."""
 
     async def main() -> int:
         stopped = 0
         async with MultiWorld() as mw:
             world = await mw.join("w", 0, 2, store=store, on_cancel="finish")
-            for turn in range(TURNS):
+            for turn in turns:
                 memory, spare = Fenced(COUNT, 1.0), torch.ones(COUNT)
                 call = asyncio.wait_for(OPERATIONS[name](world, memory.tensor, spare), 0.0005 * turn)
                 stopped += await fenced(call, memory, asyncio.TimeoutError)
@@ -85,10 +86,15 @@ def goes_on(context: Context, store: str, name: str) -> None:
     asyncio.run(main())
 
 
+@pytest.fixture
+def turns(whole: bool) -> range:
+    return range(TURNS.stop) if whole else TURNS
+
+
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_cancelled(store: str, name: str) -> None:
+def test_cancelled(store: str, name: str, turns: range) -> None:
     with cluster() as c:
-        one = c.start(cancels, store, name)
+        one = c.start(cancels, store, name, turns)
         other = c.start(goes_on, store, OTHER_SIDE.get(name, name))
         assert one.recv() == "done"
         one.send("end")
@@ -98,14 +104,14 @@ def test_cancelled(store: str, name: str) -> None:
         other.send("end")
 
 
-def breaks(context: Context, store: str, rank: int, name: str, by: str) -> int:
+def breaks(context: Context, store: str, rank: int, name: str, by: str, turns: range) -> int:
     """Have the world broken by rank 1 in the middle of the operation, and join it again; how often it raised."""
 
     async def main() -> int:
         raised = 0
         async with MultiWorld() as mw:
             world = await mw.join("w", rank, 2, store=store)
-            for turn in range(TURNS):
+            for turn in turns:
                 memory, spare = Fenced(COUNT, 1.0), torch.ones(COUNT)
                 operation = asyncio.ensure_future(OPERATIONS[name](world, memory.tensor, spare))
                 call = asyncio.ensure_future(fenced(operation, memory, (BrokenWorldException, asyncio.CancelledError)))
@@ -122,10 +128,10 @@ def breaks(context: Context, store: str, rank: int, name: str, by: str) -> int:
 
 @pytest.mark.parametrize("by", ["abort", "cancel"])
 @pytest.mark.parametrize("name", ["send", "all_reduce", "broadcast", "all_gather", "all_to_all_single"])
-def test_broken(store: str, name: str, by: str) -> None:
+def test_broken(store: str, name: str, by: str, turns: range) -> None:
     with cluster() as c:
-        c.start(breaks, store, 0, name, by)
-        c.start(breaks, store, 1, OTHER_SIDE.get(name, name), by)
+        c.start(breaks, store, 0, name, by, turns)
+        c.start(breaks, store, 1, OTHER_SIDE.get(name, name), by, turns)
         assert sum(c.results(60)) > 0
 
 
@@ -183,7 +189,7 @@ def leaves(context: Context, store: str) -> int:
     async def main() -> int:
         left = 0
         async with MultiWorld() as mw:
-            for turn in range(TURNS):
+            for turn in TURNS:
                 memory = Fenced(COUNT, 1.0)
                 world = await mw.join(f"w{turn}", 0, 2, store=store)
                 call = asyncio.ensure_future(fenced(world.send(memory.tensor, 1), memory, BrokenWorldException))
@@ -199,7 +205,7 @@ def leaves(context: Context, store: str) -> int:
 def receives(context: Context, store: str) -> list[float]:
     sums = []
     with MultiWorld() as mw:
-        for turn in range(TURNS):
+        for turn in TURNS:
             world = mw.sync.join(f"w{turn}", 1, 2, store=store)
             got = torch.zeros(COUNT)
             world.sync.recv(got, 0)
@@ -211,4 +217,4 @@ def test_left_with_a_send_on_its_way(store: str) -> None:
     with cluster() as c:
         leaving, receiving = c.start(leaves, store), c.start(receives, store)
         assert leaving.result() > 0
-        assert receiving.result() == [COUNT] * TURNS
+        assert receiving.result() == [COUNT] * len(TURNS)
