@@ -53,7 +53,7 @@ def _run(context: Context, output: str, arguments: list[str], environment: dict[
     descriptor = os.open(output, os.O_WRONLY)
     if child := os.fork():
         os.close(descriptor)
-        context.send("begun")
+        context.send(child)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     os.chdir(cwd)
     os.environ.update(environment)
@@ -80,12 +80,13 @@ class Program:
 
     Args:
         pid: of the process that leads its session.
+        process: the program's own, which may be another one.
         output: what it writes; closed by this object.
         ended: waits so many seconds for its end; the exit status.
     """
 
-    def __init__(self, pid: int, output: TextIO, ended: Callable[[float], int]) -> None:
-        self.pid = pid
+    def __init__(self, pid: int, process: int, output: TextIO, ended: Callable[[float], int]) -> None:
+        self.pid, self.process = pid, process
         self.said: list[str] = []
         self._output, self._ended = output, ended
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -106,16 +107,16 @@ class Program:
             errors="replace",
         )
         assert process.stdout is not None
-        return cls(process.pid, process.stdout, process.wait)
+        return cls(process.pid, process.pid, process.stdout, process.wait)
 
     @classmethod
     def forked(cls, pool: WorkerPool, arguments: list[str], environment: Mapping[str, str], cwd: Path) -> Program:
         """Run a script in a process forked from one that has loaded torch, which saves the seconds of its import."""
         ours, theirs = os.pipe()
         worker = pool.run(_run, f"/proc/{os.getpid()}/fd/{theirs}", arguments, {**ENVIRONMENT, **environment}, str(cwd))
-        worker.recv()
+        process = worker.recv()
         os.close(theirs)
-        return cls(worker.pid, open(ours, errors="replace"), worker.result)  # noqa: PTH123 - of a descriptor
+        return cls(worker.pid, process, open(ours, errors="replace"), worker.result)  # noqa: PTH123 - of a descriptor
 
     def until(self, pattern: str, *, anywhere: bool = False) -> re.Match[str]:
         """Wait for the next line with ``pattern``; fails if the program ends before, or does nothing for ``SECONDS``.

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch.multiprocessing as mp
 import yaml
-from procs import process_state, wait_until
+from procs import process_state, shared_pool, wait_until
 
 from multiworld import MultiWorld
 from tests.multiworld.faults.programs import ROOT, documented_commands, started
@@ -81,6 +81,7 @@ def _spawned(local: int, rank: int, store: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.nightly("test_the_commands_of_the_example kills and starts the same program; to spawn it is torch's own")
 def test_a_killed_process_of_mp_spawn_is_started_again(mw: MultiWorld, tcp_store: str) -> None:
     """One ``spawn`` for each rank: its ``join`` ends all of its processes when one fails."""
 
@@ -107,20 +108,23 @@ def test_a_killed_process_of_mp_spawn_is_started_again(mw: MultiWorld, tcp_store
 
 
 def test_the_commands_of_the_example() -> None:
-    """As its docstring says: a worker is killed and started again, and SIGTERM ends both in good order."""
+    """As its docstring says: a worker is killed and started again, and SIGTERM ends both in good order.
+
+    The other rows start processes that load torch themselves.
+    """
     commands = [[*command, "--pause=0.01", "--http=127.0.0.1:0"] for command in documented_commands(EXAMPLE)]
-    with started(commands, {}) as (first, second):
+    with started(commands, {}, pool=shared_pool()) as (first, second):
         first.until(r"serving http://127\.0\.0\.1:\d+")
         first.until(r"rank 0 of 2, generation 1: 2$")
-        os.kill(second.pid, signal.SIGKILL)
+        os.kill(second.process, signal.SIGKILL)
         first.until("PeerLost: rank 1")
-        with started(commands[1:], {}) as (again,):
+        with started(commands[1:], {}, pool=shared_pool()) as (again,):
             again.until(r"rank 1 of 2, generation 2: 2$")
             first.until(r"rank 0 of 2, generation 2: 2$")
-            os.kill(again.pid, signal.SIGTERM)
+            os.kill(again.process, signal.SIGTERM)
             assert again.end() == 0, str(again)
         assert '"event": "WorldJoined"' in str(first)
-        os.kill(first.pid, signal.SIGTERM)  # it waits for the other one
+        os.kill(first.process, signal.SIGTERM)  # it waits for the other one
         assert first.end() == 0, str(first)
 
 
