@@ -87,15 +87,30 @@ def _connections(world: World) -> dict[str, int]:
     return {session.claims[peer].identity: sock.fileno() for peer, sock in session.control._lines.socks.items()}
 
 
-def test_who_waits_for_a_late_member_looks_less_and_less(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All share the store, and the late one may compute for long."""
-    pauses: list[float] = []
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses between looks at the store, as they are made."""
+    made: list[float] = []
 
     def pause(seconds: float, *, urgent: bool = False) -> Pause:
-        pauses.append(seconds)
+        made.append(seconds)
         return Pause(seconds, urgent)
 
     monkeypatch.setattr(reassembly, "Pause", pause)
+    return made
+
+
+def test_who_waits_is_told_by_a_store_that_can(tcp_store: str, pauses: list[float]) -> None:
+    with members(tcp_store, 3) as (worlds, pool):
+        _leaves(worlds[2], worlds[:2])
+        first = pool.submit(worlds[0].sync.shrink, timeout=SOON)
+        assert worlds[1].sync.shrink(timeout=SOON) is worlds[1]
+        assert first.result(SOON) is worlds[0]
+    assert pauses == []
+
+
+def test_who_waits_for_a_late_member_looks_less_and_less(store: str, pauses: list[float]) -> None:
+    """All share the store, and the late one may compute for long."""
     with members(store, 3) as (worlds, pool):
         _leaves(worlds[2], worlds[:2])
         first = pool.submit(worlds[0].sync.shrink, timeout=SOON)

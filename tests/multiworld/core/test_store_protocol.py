@@ -24,7 +24,7 @@ from multiworld.store.client import AT_ONCE, Cancelled, Deadline, GreetingMode, 
 from multiworld.store.server import MAX_STRANGERS, STRANGER_SECONDS
 from multiworld.store.server_data import Limits, Refused, StoreData
 from multiworld.store.server_protocol import MAX_UNTAKEN_BYTES, ServerProtocol
-from multiworld.store.wire import COUNT, HELLO, NUMBER, Request, request, sized
+from multiworld.store.wire import COUNT, HELLO, NUMBER, STOP_WAITING, WAIT_CANCELED, Request, request, sized
 from tests.multiworld.core.stores import SECRET, SOON, MoreOfAClient, deadline, served, torchs
 
 SMALL = Limits(key_bytes=64, value_bytes=4096, request_bytes=8192, list_keys=16, keys=100, total_bytes=64 << 10)
@@ -102,6 +102,27 @@ def test_a_wait_ends_with_the_last_key_or_its_time(
     assert [client.wait(["c"], 0.0) for _ in range(20)] == [False] * 20
     assert client.get("a") == b"here", "the connection is in order"
     other.close()
+
+
+def test_a_wait_that_ends_as_it_is_cancelled_leaves_the_connection_in_order() -> None:
+    """The store says that the keys are there, and then answers the cancellation as well."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        where = TcpStoreAddress("127.0.0.1", listener.getsockname()[1])
+        connecting = pool.submit(MoreOfAClient.connect, where, deadline())
+        store, _ = listener.accept()
+        with store, contextlib.closing(store.makefile("rb")) as asked:
+            asked.read(len(HELLO) + 1)
+            store.sendall(NUMBER.pack(0))
+            client = connecting.result(SOON)
+            waiting = pool.submit(client.wait, ["a"], 0.05)
+            asked.read(1 + 2 * COUNT.size + len("/a") + 1)  # WAIT with its key, and CANCEL_WAIT
+            store.sendall(STOP_WAITING + WAIT_CANCELED)
+            assert waiting.result(SOON)
+            counting = pool.submit(client.num_keys)
+            asked.read(1)
+            store.sendall(NUMBER.pack(7))
+            assert counting.result(SOON) == 7
+            client.close()
 
 
 def test_keys_are_those_of_torchs_clients(where: TcpStoreAddress, client: MoreOfAClient) -> None:
