@@ -181,7 +181,8 @@ def native(session: nox.Session) -> None:
 
 
 def _with_package(session: nox.Session, module: str) -> None:
-    """Run a module in an environment with torch and the package."""
+    """Run a module of the tests in an environment with torch and the package."""
+    session.install(*_locked("test"))
     _install_torch(session)
     session.install("-e", ".")
     session.run("python", "-m", module, *session.posargs, env={"PYTHONPATH": str(HERE)})
