@@ -20,6 +20,8 @@ COMMON = (
     "-fno-math-errno",  # CMakeLists.txt
     "-fno-trapping-math",  # CMakeLists.txt
     "-w",  # torch's headers warn on newer compilers; errors still stop the build
+    "-ffunction-sections",  # relocations then tell what reaches what: build.overlay.relocations
+    "-fdata-sections",  # likewise
     "-frandom-seed=multiworld",  # same bytes for same input: names of internal symbols
 )
 

@@ -82,6 +82,9 @@ _STATE = {
         "case 2: fail(++count); case 3: return given() - 7; case 4: return given() / 9; case 5: return given() % 11;"
         "case 6: return given() << 3; case 7: return given() >> 2; } return 0; }"
     ),
+    "where an exception is caught": (
+        "static int count; int asked() { try { return given(); } catch (...) { return ++count; } }"
+    ),
     "through an address": (
         "static APART int next() { static int count; return ++count; } extern void take(int (*)());"
         "int asked() { take(next); return 1; }"
