@@ -1,12 +1,12 @@
 """Find the parts of an object that reach each other, by its relocations.
 
 A part is a section. Units are compiled with a section for each function and each variable (`build.overlay.flags`), so a
-relocation tells of everything that one reaches of another. x86-64 only. What is not certain counts as reached.
+relocation tells of everything that one reaches of another, also of the cold part of a function. x86-64 only. What is
+not certain counts as reached.
 """
 
 from __future__ import annotations
 
-import re
 import struct
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -24,8 +24,6 @@ _LOCAL, _OBJECT, _FUNCTION = 0, 1, 2
 #: A number that did not fit, and variables of C that the linker places: nothing is known of them.
 _ELSEWHERE = (0xFFFF, 0xFFF2)
 _HIDDEN = frozenset({1, 2})
-#: A cold or split part of a function, `f.cold`: the table of its exceptions may be the only way to it.
-_SPLIT = re.compile(r"\.(cold|part)\b.*")
 
 
 class Part(NamedTuple):
@@ -100,7 +98,6 @@ def read(path: Path) -> Reaches:
             if source and not source.written:
                 numbers = {info >> 32 for _, info, _ in _RELOCATION.iter_unpack(section.data())}
                 reached[source].update(target for number in numbers if (target := targets[number]))
-    functions: dict[str, set[Part]] = defaultdict(set)
     for symbol in symbols:
         if not (part := parts.get(symbol.section)):
             continue
@@ -108,10 +105,5 @@ def read(path: Path) -> Reaches:
             defined[symbol.name] = part
         elif symbol.kind in {_FUNCTION, _OBJECT}:
             local[symbol.name].add(part)
-        if symbol.kind == _FUNCTION:
-            functions[symbol.name].add(part)
-    for name in filter(_SPLIT.search, functions):
-        for whole in functions.get(_SPLIT.sub("", name), ()):
-            reached[whole] |= functions[name]
     hidden = frozenset(symbol.name for symbol in symbols if not symbol.local and symbol.hidden)
     return Reaches(reached, defined, dict(local), hidden)
