@@ -28,12 +28,11 @@ class ForkServer:
 
     process: subprocess.Popen[bytes]
     errors: IO[bytes]
-    address: str
+    requests: socket.socket
 
     def end(self) -> None:
-        assert self.process.stdin is not None  # noqa: S101 - it is a pipe
         with contextlib.suppress(OSError):
-            self.process.stdin.close()
+            self.requests.shutdown(socket.SHUT_RDWR)
         self.process.wait()
 
     def run(self, probe: Probe, environment: Mapping[str, str], folder: Path) -> int | None:
@@ -53,31 +52,17 @@ class ForkServer:
             "folder": str(folder),
             "seconds": probe.timeout,
         }
-        line = b""
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as link, link.makefile("rb") as answers:
-            link.connect(self.address)
-            link.sendall(json.dumps(request).encode() + b"\n")
-            line = answers.readline()
+        line, (link, theirs) = b"", socket.socketpair()
+        with contextlib.suppress(OSError), link, link.makefile("rb") as answer:
+            with theirs:
+                socket.send_fds(self.requests, [json.dumps(request).encode()], [theirs.fileno()])
+            line = answer.readline()
         if not line:
             said = os.pread(self.errors.fileno(), 1 << 20, 0).decode("utf-8", "replace").strip()
             what, remedy = "the server that starts the probes has ended", "check that `import torch.distributed` works"
             raise EnvironmentUnfitError(what, cause=said[-2000:] or "it printed nothing", remedy=remedy)
         status: int | None = json.loads(line)
         return status
-
-
-@contextlib.contextmanager
-def _address() -> Iterator[str]:
-    """Yield an address for a socket of this process, in a folder of this user's alone.
-
-    It names the folder by a descriptor: addresses have at most 107 bytes, and the path of the folder may be longer.
-    """
-    with tempfile.TemporaryDirectory(prefix="gpuless-") as folder:
-        descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
-        try:
-            yield f"/proc/self/fd/{descriptor}/link"
-        finally:
-            os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -89,20 +74,20 @@ def fork_server(python: Path, environment: Mapping[str, str]) -> Iterator[ForkSe
         environment: variables of the server, and so of every probe.
     """
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    with tempfile.TemporaryFile() as errors, _address() as address:
-        # Who connects before the server has imported torch waits; only the server keeps the socket open.
-        with socket.create_server(address, family=socket.AF_UNIX, backlog=4096) as listening:
+    requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with tempfile.TemporaryFile() as errors, requests:
+        with theirs:
             process = subprocess.Popen(
-                [python, "-I", _PROGRAM, str(listening.fileno())],
+                [python, "-I", _PROGRAM, str(theirs.fileno())],
                 env={**kept, **_ONE_THREAD, **environment},
                 cwd="/",
-                stdin=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
                 stdout=errors,
                 stderr=errors,
-                pass_fds=[listening.fileno()],
+                pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
-        server = ForkServer(process, errors, address)
+        server = ForkServer(process, errors, requests)
         try:
             yield server
         finally:

@@ -1,8 +1,8 @@
 """The process that probes are forked from. It imports torch once: that import is most of a short probe's time.
 
-Each connection to the socket whose descriptor it is given has a request in one line (JSON: `program`, `arguments`,
-`environment`, `folder`, `seconds`), and gets the exit status, null when the probe was killed at its deadline.
-A probe writes `result`, `control` and `output` into its folder. When the input ends, every probe is killed.
+Each packet on the socket whose descriptor it is given is a request (JSON: `program`, `arguments`, `environment`,
+`folder`, `seconds`) with a socket that gets the exit status, null when the probe was killed at its deadline. A probe
+writes `result`, `control` and `output` into its folder. When the requests end, every probe is killed.
 
 A probe's environment is set after the fork. That is soon enough: PyTorch reads the variables of `ProcessGroupNCCL`
 and of its flight recorder when the first process group is made, and the import makes none.
@@ -41,8 +41,8 @@ _HUGE_PAGES = Path(__file__).resolve().parents[2] / "multiworld" / "lab" / "huge
 class Server:
     """Forks probes, ends those that are late, and tells how each one ended."""
 
-    def __init__(self, listening: socket.socket) -> None:
-        self.listening = listening
+    def __init__(self, requests: socket.socket) -> None:
+        self.requests = requests
         self.deadlines: dict[int, tuple[socket.socket, float]] = {}  # by process: who waits, the time to kill it
         self.late: set[int] = set()
         self.woken, self.wake = os.pipe()
@@ -51,13 +51,14 @@ class Server:
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def serve(self) -> None:
-        """Serve requests until the input ends."""
+        """Serve requests until they end."""
         while True:
-            ready, _, _ = select.select([0, self.woken, self.listening], [], [], self._patience())
-            if 0 in ready:
-                break
-            if self.listening in ready:
-                self._start()
+            ready, _, _ = select.select([self.woken, self.requests], [], [], self._patience())
+            if self.requests in ready:
+                request, descriptors, _, _ = socket.recv_fds(self.requests, 1 << 20, 1)
+                if not request:
+                    break
+                self._start(json.loads(request), socket.socket(fileno=descriptors[0]))
             if self.woken in ready:
                 os.read(self.woken, 4096)
             self._end_late()
@@ -69,14 +70,7 @@ class Server:
         ends = [end for process, (_, end) in self.deadlines.items() if process not in self.late]
         return max(0.0, min(ends) - time.monotonic()) if ends else None
 
-    def _start(self) -> None:
-        link, _ = self.listening.accept()
-        with link.makefile("rb") as lines:
-            line = lines.readline()
-        if not line:  # who asked has ended
-            link.close()
-            return
-        request = json.loads(line)
+    def _start(self, request: dict[str, Any], link: socket.socket) -> None:
         process = os.fork()
         with contextlib.suppress(OSError):  # both do it, since either may come first
             os.setpgid(process, process)
@@ -85,7 +79,7 @@ class Server:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for descriptor in (self.woken, self.wake):
                 os.close(descriptor)
-            for other in (link, self.listening, *(one for one, _ in self.deadlines.values())):
+            for other in (link, self.requests, *(one for one, _ in self.deadlines.values())):
                 other.close()
             _probe(request)
         self.deadlines[process] = (link, time.monotonic() + request["seconds"])

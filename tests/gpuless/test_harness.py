@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -150,17 +149,6 @@ def test_a_torch_that_cannot_be_imported_is_named(ready: Runner, tmp_path: Path)
     with fork_server(python, {}) as server, pytest.raises(EnvironmentUnfitError) as caught:
         server.run(_works(ready.subject), {}, tmp_path)
     assert "libtorch is broken" in caught.value.cause
-
-
-def test_a_long_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The address of a socket has at most 107 bytes."""
-    (folder := tmp_path / ("x" * 120)).mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(folder))
-    (python := tmp_path / "python").write_text("#!/bin/sh\nexec cat\n")  # keeps the socket open until it is ended
-    python.chmod(0o755)
-    with fork_server(python, {}) as server, socket.socket(socket.AF_UNIX) as link:
-        link.connect(server.address)
-    assert list(folder.iterdir()) == []
 
 
 def test_results_as_junit_are_those_of_the_table(ready: Runner, tmp_path: Path) -> None:
