@@ -7,9 +7,12 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import distributions
 from pathlib import Path
 
 import uv
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from rich.progress import Progress, TaskID
 
 from build import paths, seals
@@ -17,7 +20,7 @@ from build.console import log, note, progress, step
 from build.errors import CompileError
 from build.full import workspace
 from build.full.plan import Plan, hours
-from build.full.project import Project
+from build.full.project import External, Project
 from build.full.toolchains import Toolchain
 from build.full.workspace import Workspace
 from build.overlay.toolchain import STEERING
@@ -99,13 +102,24 @@ def site_packages(python: Path) -> Path:
     return next((python.parent.parent / "lib").glob("python*")) / "site-packages"
 
 
+def libraries(project: Project, python: Path) -> dict[Path, External]:
+    """Return the libraries that other distributions have, by their places in `site-packages`."""
+    every = {canonicalize_name(item.name): item for item in distributions(path=[str(site_packages(python))])}
+    owners = {canonicalize_name(Requirement(item.distribution).name): item for item in project.externals}
+    for name, owner in list(owners.items()):
+        needs = map(Requirement, (every[name].requires if name in every else None) or ())
+        owners |= {need: owner for need in (canonicalize_name(item.name) for item in needs) if need not in owners}
+    files = ((Path(file), owner) for name, owner in owners.items() if name in every for file in every[name].files or ())
+    return {file: owner for file, owner in files if re.search(r"\.so(\.|$)", file.name)}
+
+
 def environment(
     project: Project, place: Workspace, tools: Toolchain, jobs: int, launchers: Mapping[str, str], python: Path
 ) -> dict[str, str]:
     """Return the variables of the build; those of the project come last."""
     site = site_packages(python)
-    libraries = [site / item.folder for item in project.externals]
-    includes = [folder.parent / "include" for folder in libraries]
+    folders = list(dict.fromkeys(site / file.parent for file in libraries(project, python)))
+    includes = [folder.parent / "include" for folder in folders]
     # As CMake names them: code for each, and the portable form where asked for.
     named = ((item.architecture.capability.replace(".", ""), item.ptx) for item in project.targets)
     architectures = [name if portable else f"{name}-real" for name, portable in named]
@@ -119,7 +133,7 @@ def environment(
         "CMAKE_GENERATOR": "Ninja",
         "CMAKE_BUILD_TYPE": "Release",
         "CMAKE_BUILD_PARALLEL_LEVEL": str(jobs),
-        "CMAKE_LIBRARY_PATH": os.pathsep.join(map(str, libraries)),
+        "CMAKE_LIBRARY_PATH": os.pathsep.join(map(str, folders)),
         "CMAKE_INCLUDE_PATH": os.pathsep.join(map(str, includes)),
         "MAX_JOBS": str(jobs),
         "TORCH_CUDA_ARCH_LIST": ";".join(map(str, project.targets)),

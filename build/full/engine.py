@@ -9,7 +9,7 @@ from build import leases, paths
 from build.console import log, log_to_file, note, step
 from build.errors import ProbeError
 from build.full import caching, record, toolchains, workspace
-from build.full.compile import compile_wheel, prepare, site_packages, steps
+from build.full.compile import compile_wheel, libraries, prepare, site_packages, steps
 from build.full.plan import Plan, hours, require
 from build.full.project import Probe, Project
 from build.full.record import NOT_RUN, FullRecord, Provenance, Shown
@@ -76,9 +76,9 @@ def _made(
     seconds = sum(made.values())
     note(f"{len(made)} steps of ninja, {hours(seconds)} on one core")
     step("repairing the wheel")
-    libraries = [site_packages(python) / item.folder for item in plan.project.externals]
-    libraries += [tools.cuda_home / "lib64"] if tools.cuda_home else []
-    repaired = repair(plan.project, built, libraries, encode(proven), folder)
+    external, more = libraries(plan.project, python), [tools.cuda_home / "lib64"] if tools.cuda_home else []
+    search = [*dict.fromkeys(site_packages(python) / file.parent for file in external), *more]
+    repaired = repair(plan.project, built, external, search, encode(proven), folder)
     for check in repaired.checks:
         note(f"{check.name}: {check.detail}")
     shown = prove(plan.project, repaired.path)

@@ -50,20 +50,16 @@ class UnitKind:
 
 @dataclass(frozen=True, slots=True)
 class External:
-    """Libraries that the wheel does not contain, because another distribution has them.
+    """A distribution with libraries that the wheel does not contain; so have those that it requires.
 
     Attributes:
         distribution: its name; the wheel gets it as a requirement.
         version: the exact version that is compiled against and required.
-        libraries: sonames, as shell patterns (`libcublas*.so.12`).
-        folder: where they are, from `site-packages`.
         marker: environment marker of the requirement.
     """
 
     distribution: str
     version: str
-    libraries: tuple[str, ...]
-    folder: str
     marker: str = ""
 
     @property

@@ -6,13 +6,12 @@ here: search paths into other distributions, and the requirements for these.
 
 from __future__ import annotations
 
-import fnmatch
 import os
 import re
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import reduce
@@ -50,11 +49,19 @@ class Repaired:
     checks: tuple[Check, ...]
 
 
-def repair(project: Project, built: Path, libraries: Sequence[Path], provenance: bytes, folder: Path) -> Repaired:
+def repair(
+    project: Project,
+    built: Path,
+    external: Mapping[Path, External],
+    libraries: Sequence[Path],
+    provenance: bytes,
+    folder: Path,
+) -> Repaired:
     """Write the repaired wheel into `folder`.
 
     Args:
         built: the wheel as the project's build made it; it is only read.
+        external: libraries of other distributions, by their places in `site-packages`.
         libraries: folders with the build's libraries, in which those to copy are searched.
         provenance: JSON about the build, kept in the wheel's dist-info.
 
@@ -73,13 +80,13 @@ def repair(project: Project, built: Path, libraries: Sequence[Path], provenance:
             what = f"the build made version {found[1] if found else '(none)'}, not {project.version}"
             raise WheelError(what, remedy="set the variable that its build reads, in the project's `environment`")
         info = names[0]
-        _require(tree / info / "METADATA", _link(project, tree))
+        _require(tree / info / "METADATA", _link(external, tree))
         document = tree / info / "multiworld.json"
         document.write_bytes(provenance)
         document.chmod(0o644)
         before = {path.name for path in elves(tree)}
         _pack(tree, plain)
-        audited = _audited(project, plain, libraries, Path(scratch, "audited"))
+        audited = _audited(external, plain, libraries, Path(scratch, "audited"))
         return _write(audited, before, info, folder)
 
 
@@ -88,25 +95,25 @@ def elves(tree: Path) -> list[Path]:
     return [path for path, _ in elf_file_filter(files) if path.suffix not in (".o", ".a")]
 
 
-def _link(project: Project, tree: Path) -> list[External]:
+def _link(external: Mapping[Path, External], tree: Path) -> list[External]:
     """Let each library find those that it needs, in the wheel or in another distribution; return the latter.
 
     Folders of the build machine go from the search paths.
     """
     files = elves(tree)
     homes = {path.name: path.parent.relative_to(tree).as_posix() for path in reversed(files)}
+    elsewhere = {file.name: file for file in external}
     used: set[External] = set()
     for path in files:
         folders, here = [], path.parent.relative_to(tree)
         for library in needed(path):
-            owners = (item for item in project.externals if any(fnmatch.fnmatch(library, it) for it in item.libraries))
             if library in homes:
                 folders.append(os.path.relpath(homes[library], here))
-            elif (external := next(owners, None)) is not None:
-                folders.append(os.path.relpath(external.folder, here))
-                used.add(external)
+            elif (file := elsewhere.get(library)) is not None:
+                folders.append(os.path.relpath(file.parent, here))
+                used.add(external[file])
         _set_run_path(path, ":".join("$ORIGIN" if way == "." else f"$ORIGIN/{way}" for way in dict.fromkeys(folders)))
-    return [item for item in project.externals if item in used]
+    return [item for item in dict.fromkeys(external.values()) if item in used]
 
 
 def _set_run_path(path: Path, wanted: str) -> None:
@@ -129,9 +136,9 @@ def _pack(tree: Path, target: Path) -> None:
     dir2zip(tree, target, 9, datetime(*EPOCH, tzinfo=timezone.utc))
 
 
-def _audited(project: Project, plain: Path, libraries: Sequence[Path], out: Path) -> Path:
+def _audited(external: Iterable[Path], plain: Path, libraries: Sequence[Path], out: Path) -> Path:
     """Let auditwheel copy the libraries that no distribution has, and tag the wheel; return its wheel."""
-    patterns = [*(pattern for item in project.externals for pattern in item.libraries), *DRIVER]
+    patterns = [*(file.name for file in external), *DRIVER]
     policies = WheelPolicies(libc=Libc.GLIBC, arch=Architecture(os.uname().machine))
     # With a platform named, auditwheel need not guess the C library; it adds the best tag that the wheel deserves.
     newest = reduce(newer, (str(policy.name) for policy in policies if policy.name.startswith("manylinux_")))

@@ -40,51 +40,16 @@ UNITS = (
     UnitKind("third_party", ("third_party/*/src/**/*.c*",), 2, typical=3000),
     UnitKind("device code", ("aten/src/**/*.cu", "torch/csrc/**/*.cu"), 15, device=True, typical=490, generated=150),
 )
-#: Libraries of NVIDIA's distributions: sonames, and the folder below `nvidia/` in those for CUDA 11 and 12.
-_LIBRARIES = {
-    "cuda-runtime": (("libcudart.so.*",), "cuda_runtime"),
-    "cuda-nvrtc": (("libnvrtc.so.*", "libnvrtc-builtins.so.*"), "cuda_nvrtc"),
-    "cuda-cupti": (("libcupti.so.*",), "cuda_cupti"),
-    "cublas": (("libcublas.so.*", "libcublasLt.so.*"), "cublas"),
-    "cudnn": (("libcudnn*.so.*",), "cudnn"),
-    "cufft": (("libcufft*.so.*",), "cufft"),
-    "cufile": (("libcufile*.so.*",), "cufile"),
-    "curand": (("libcurand.so.*",), "curand"),
-    "cusolver": (("libcusolver*.so.*",), "cusolver"),
-    "cusparse": (("libcusparse.so.*",), "cusparse"),
-    "cusparselt": (("libcusparseLt.so.*",), "cusparselt"),
-    "nccl": (("libnccl.so.*",), "nccl"),
-    "nvtx": (("libnvToolsExt.so.*", "libnvtx3interop.so.*"), "nvtx"),
-    "nvjitlink": (("libnvJitLink.so.*",), "nvjitlink"),
-    "nvshmem": (("libnvshmem_host.so.*",), "nvshmem"),
-}
-#: Those that are in a folder of their own for CUDA 13, too; the others share `nvidia/cu13`.
-_OWN_FOLDER = ("cudnn", "cusparselt", "nccl", "nvshmem")
 
 
 def externals(needs: Iterable[Requirement]) -> tuple[External, ...]:
     """Return the distributions with libraries among the requirements of an official wheel."""
     found = []
-    for need in needs:
-        marker = str(need.marker or "")
-        if need.name == "cuda-toolkit":  # from torch 2.11 on: one requirement for all of the toolkit
-            shared = tuple(name for stem, (names, _) in _LIBRARIES.items() if stem not in _OWN_FOLDER for name in names)
-            name = f"cuda-toolkit[{','.join(sorted(need.extras))}]"
-            major = Version(exact(need)).major
-            found.append(External(name, exact(need), shared, f"nvidia/cu{major}/lib", marker))
-        elif need.name.startswith("nvidia-") and exact(need):
-            found.append(_nvidia(need, marker))
-    return tuple(item for item in found if item.libraries)
-
-
-def _nvidia(need: Requirement, marker: str) -> External:
-    stem, _, cuda = need.name.removeprefix("nvidia-").rpartition("-cu")
-    stem = stem or need.name.removeprefix("nvidia-")
-    libraries, folder = _LIBRARIES.get(stem, ((), ""))
-    where = f"nvidia/{folder}/lib" if cuda in ("11", "12") or stem in _OWN_FOLDER else "nvidia/cu13/lib"
-    if stem == "cusparselt" and Version(exact(need)) < Version("0.7"):
-        where = "cusparselt/lib"  # the first packages were not in `nvidia/`
-    return External(need.name, exact(need), libraries, where, marker)
+    for need in (need for need in needs if exact(need)):
+        if need.name == "cuda-toolkit" or need.name.startswith("nvidia-"):
+            extras = f"[{','.join(sorted(need.extras))}]" if need.extras else ""  # cuda-toolkit's, from torch 2.11 on
+            found.append(External(f"{need.name}{extras}", exact(need), str(need.marker or "")))
+    return tuple(found)
 
 
 def _environment(release: Release, needs: Iterable[Requirement]) -> dict[str, str]:

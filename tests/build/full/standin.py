@@ -111,7 +111,7 @@ class StandIn:
             tree=self.repo,
             patches=patches,
             python=python,
-            externals=(External("tiny-runtime", "1.0", ("libtinyruntime.so.*",), "tiny_runtime/lib"),),
+            externals=(External("tiny-runtime", "1.0"),),
             environment={"TINY_BUILD_VERSION": version},
             disk=1 << 20,
             memory_per_job=1 << 20,

@@ -61,7 +61,7 @@ def project(folder: Path) -> Project:
         python=PYTHON,
         cuda=CUDA,
         targets=architectures.parse("8.0;9.0+PTX", CUDA),
-        externals=(External("nvidia-cuda-runtime", "13.0.96", ("libcudart.so.*",), "nvidia/cu13/lib"),),
+        externals=(External("nvidia-cuda-runtime", "13.0.96"),),
         environment={"TINY_BUILD_VERSION": "1.0+cu130"},
         disk=1 << 20,
         memory_per_job=1 << 20,

@@ -15,7 +15,8 @@ from build.errors import EnvironmentUnfitError, NeedsFullBuildError, UsageError
 from build.full import architectures, torch
 from build.full import plan as plans
 from build.full.caching import CompilerCache, running
-from build.full.project import Project, Sources, UnitKind
+from build.full.compile import libraries
+from build.full.project import External, Project, Sources, UnitKind
 from build.full.toolchains import Kind
 from build.overlay.toolchain import free_memory
 
@@ -161,12 +162,39 @@ def test_libraries_of_official_wheels_become_requirements() -> None:
     lines = ["filelock", "nvidia-cublas-cu12==12.4.5.8; platform_system == 'Linux'", "nvidia-cusparselt-cu12==0.6.2"]
     lines += ["triton==3.2.0", "nvidia-nccl-cu13==2.30.7", "cuda-toolkit[cublas,cudart]==13.2.2"]
     found = torch.externals(map(Requirement, lines))
-    assert [(item.requirement, item.folder) for item in found] == [
-        ('nvidia-cublas-cu12==12.4.5.8; platform_system == "Linux"', "nvidia/cublas/lib"),
-        ("nvidia-cusparselt-cu12==0.6.2", "cusparselt/lib"),
-        ("nvidia-nccl-cu13==2.30.7", "nvidia/nccl/lib"),
-        ("cuda-toolkit[cublas,cudart]==13.2.2", "nvidia/cu13/lib"),
+    assert [item.requirement for item in found] == [
+        'nvidia-cublas-cu12==12.4.5.8; platform_system == "Linux"',
+        "nvidia-cusparselt-cu12==0.6.2",
+        "nvidia-nccl-cu13==2.30.7",
+        "cuda-toolkit[cublas,cudart]==13.2.2",
     ]
+
+
+def test_libraries_are_those_of_the_installed_distributions(tmp_path: Path) -> None:
+    """Those of a distribution that only requires others are theirs; one that is named itself has its own."""
+    installed = {
+        "cuda_toolkit": (
+            "13.2",
+            "Requires-Dist: nvidia-cublas; extra == 'cublas'\nRequires-Dist: nvidia-nccl-cu13\n",
+            "",
+        ),
+        "nvidia_cublas": ("13.1", "", "nvidia/cu13/lib/libcublas.so.13,,\nnvidia/cu13/include/cublas.h,,\n"),
+        "nvidia_nccl_cu13": ("2.30.7", "", "nvidia/nccl/lib/libnccl.so.2,,\n"),
+        "numpy": ("2.0", "", "numpy/core.so,,\n"),
+    }
+    site = tmp_path / "lib" / "python3.11" / "site-packages"
+    for name, (version, needs, files) in installed.items():
+        (folder := site / f"{name}-{version}.dist-info").mkdir(parents=True)
+        text = f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n{needs}"
+        (folder / "METADATA").write_text(text)
+        (folder / "RECORD").write_text(files)
+    wanted = (External("cuda-toolkit[cublas]", "13.2"), External("nvidia-nccl-cu13", "2.30.7"))
+    project = Project("x", "1", lambda: Sources(tmp_path, "", ""), "3.11", externals=wanted)
+    found = {str(file): owner.distribution for file, owner in libraries(project, tmp_path / "bin" / "python").items()}
+    assert found == {
+        "nvidia/cu13/lib/libcublas.so.13": "cuda-toolkit[cublas]",
+        "nvidia/nccl/lib/libnccl.so.2": "nvidia-nccl-cu13",
+    }
 
 
 @pytest.mark.parametrize("terminal", [True, False])
