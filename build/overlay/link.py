@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from build.errors import OverlayCheckError
 from build.overlay.flags import code_flags, path_flags
 from build.overlay.model import LIBRARIES, PYTHON, Inputs, Object
-from build.overlay.relocations import Part, read
+from build.overlay.relocations import Part, closure, read
 from build.overlay.runtime import Export, exports, prepare, stub
 from build.overlay.symbols import demangle, dynamic, exported, names, needed, run_path, undefined
 from build.overlay.toolchain import make
@@ -67,16 +67,13 @@ def at_load(paths: Iterable[Path]) -> frozenset[str]:
             defined[name].append(part)
     edges = {part: targets for item in objects for part, targets in item.reached.items()}
     starts = (parts for item in objects for name, parts in item.local.items() if name.startswith(_INITIALISER))
-    seen, found = {part for parts in starts for part in parts}, set[str]()
-    waiting = list(seen)
-    while waiting:
-        targets = edges.get(waiting.pop(), set())
-        found |= {target for target in targets if isinstance(target, str)}
-        parts = (part for target in targets for part in ([target] if isinstance(target, Part) else defined[target]))
-        more = set(parts) - seen
-        seen |= more
-        waiting += more
-    return frozenset(found)
+
+    def onward(part: Part) -> Iterator[Part]:
+        for target in edges.get(part, ()):
+            yield from [target] if isinstance(target, Part) else defined[target]
+
+    seen = closure((part for parts in starts for part in parts), onward)
+    return frozenset(target for part in seen for target in edges.get(part, ()) if isinstance(target, str))
 
 
 def handler_registration(objects: Sequence[Object]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -107,3 +107,14 @@ def read(path: Path) -> Reaches:
             local[symbol.name].add(part)
     hidden = frozenset(symbol.name for symbol in symbols if not symbol.local and symbol.hidden)
     return Reaches(reached, defined, dict(local), hidden)
+
+
+def closure(starts: Iterable[Part], edges: Callable[[Part], Iterable[Part]]) -> set[Part]:
+    """Return `starts`, and all that `edges` lead to from these."""
+    found = set(starts)
+    waiting = list(found)
+    while waiting:
+        more = set(edges(waiting.pop())) - found
+        found |= more
+        waiting += more
+    return found

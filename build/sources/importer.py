@@ -7,7 +7,6 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TypeAlias
 
@@ -27,17 +26,9 @@ OVERLAY_PATHS = ("aten", "c10", "caffe2", "cmake", "tools", "torch", "torchgen")
 FORMAT = "1"
 
 
-@dataclass(frozen=True, slots=True)
-class SourceFile:
-    """One file of a source: path from the top of the tree, git mode (`100644`, `100755`, `120000`) and content."""
-
-    path: str
-    mode: str
-    data: bytes
-
-
-#: A stream of files; closing it closes its source (a process, an archive).
-SourceFiles: TypeAlias = Generator[SourceFile, None, None]
+#: A stream of files: path from the top of the tree, git mode (`100644`, `100755`, `120000`), content. Closing it closes
+#: its source (a process, an archive).
+SourceFiles: TypeAlias = Generator[tuple[str, str, bytes], None, None]
 #: Returns the files of a source; it gets a temporary folder, which is removed after the import.
 Reader: TypeAlias = Callable[[Path], SourceFiles]
 
@@ -89,10 +80,10 @@ def _import(folder: Path, read: Reader, release: Release, need: TreePurpose) -> 
 
 
 def _checked(entries: SourceFiles, need: TreePurpose) -> Iterator[tuple[str, str, bytes]]:
-    for entry in entries:
-        if wanted(entry.path, need):
-            check_inside(entry.path, entry.data if entry.mode == SYMLINK else None)
-            yield entry.path, entry.mode, entry.data
+    for path, mode, data in entries:
+        if wanted(path, need):
+            check_inside(path, data if mode == SYMLINK else None)
+            yield path, mode, data
 
 
 def cache_path(release: Release, key: str, need: TreePurpose) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from build.errors import SourceError
 from build.git import SUBMODULE, SYMLINK, Git, Settings
-from build.sources.importer import SourceFile, SourceFiles, check_inside, wanted
+from build.sources.importer import SourceFiles, check_inside, wanted
 from build.sources.tree import TreePurpose
 
 
@@ -19,15 +19,15 @@ def _without_top(name: str) -> str:
     return name.removeprefix("./").partition("/")[2]
 
 
-def _tar_entry(archive: tarfile.TarFile, member: tarfile.TarInfo) -> SourceFile | None:
+def _tar_entry(archive: tarfile.TarFile, member: tarfile.TarInfo) -> tuple[str, str, bytes] | None:
     path = _without_top(member.name)
     if member.issym():
-        return SourceFile(path, SYMLINK, os.fsencode(member.linkname))
+        return path, SYMLINK, os.fsencode(member.linkname)
     if member.isfile() or member.islnk():
         stream = archive.extractfile(member)
         if stream is None:
             raise SourceError(f"{member.name}: the target of this hard link is missing")
-        return SourceFile(path, "100755" if member.mode & 0o100 else "100644", stream.read())
+        return path, "100755" if member.mode & 0o100 else "100644", stream.read()
     if not member.isdir():
         raise SourceError(f"the archive has a member that is not a file: {member.name}")
     return None
@@ -47,7 +47,7 @@ def tarball(path: Path, need: TreePurpose) -> SourceFiles:
                     check_inside(member.linkname)
                 if wanted(_without_top(member.name), need) or member.isdir():
                     entry = _tar_entry(archive, member)
-                    if entry and entry.path:
+                    if entry and entry[0]:
                         yield entry
     except (tarfile.TarError, EOFError, OSError) as error:
         what = f"{path} cannot be read as a tarball: {error}"
@@ -70,10 +70,10 @@ def folder_files(top: Path, need: TreePurpose) -> Iterator[tuple[str, os.stat_re
 def folder(top: Path, need: TreePurpose) -> SourceFiles:
     for path, status in folder_files(top, need):
         if stat.S_ISLNK(status.st_mode):
-            yield SourceFile(path, SYMLINK, os.fsencode((top / path).readlink()))
+            yield path, SYMLINK, os.fsencode((top / path).readlink())
         elif stat.S_ISREG(status.st_mode):
             mode = "100755" if status.st_mode & stat.S_IXUSR else "100644"
-            yield SourceFile(path, mode, (top / path).read_bytes())
+            yield path, mode, (top / path).read_bytes()
 
 
 def repository(repo: Path, commit: str, need: TreePurpose) -> SourceFiles:
@@ -95,4 +95,4 @@ def repository(repo: Path, commit: str, need: TreePurpose) -> SourceFiles:
             what = f"{repo} lacks the content of {item.path} ({item.blob})"
             cause, remedy = f"a partial or damaged clone{why}", "fetch it there, or name another source"
             raise SourceError(what, cause=cause, remedy=remedy)
-        yield SourceFile(item.path, item.mode, data)
+        yield item.path, item.mode, data

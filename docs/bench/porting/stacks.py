@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -24,7 +24,6 @@ from build.seals import built, read_record, write_record
 from build.series.model import PatchFile
 from build.series.patchfile import parse_raw, restrip
 from build.sources import debian
-from build.sources.importer import SourceFile
 from build.sources.readers import tarball
 from build.sources.tree import TreePurpose
 
@@ -207,14 +206,9 @@ def _fill(package: Package, fetch: Fetch, part: Path) -> None:
         (part / side / "repo").mkdir(parents=True)
         git = init(part / side / "repo", bare=True)
         with contextlib.closing(tarball(orig, TreePurpose.FULL)) as stream:
-            git.fast_import(_files(stream), f"{package.name} {source.version}\n".encode(), "upstream")
+            git.fast_import(stream, f"{package.name} {source.version}\n".encode(), "upstream")
         _extract(folder / source.debian.name, part / side / "patches")
         write_record(part / side / _RECORD, _apply(git, part / side / "patches", _newest(orig)))
-
-
-def _files(stream: Iterator[SourceFile]) -> Iterator[tuple[str, str, bytes]]:
-    for item in stream:
-        yield item.path, item.mode, item.data
 
 
 def _newest(orig: Path) -> float:
