@@ -39,9 +39,9 @@ class _BrokenOffError(OSError):
 
 
 class RemoteFile(io.RawIOBase):
-    """A file on a server, read by range from `start` on; sequential reads share one request, `whole` the first too."""
+    """A file on a server, read by range from `start` on; sequential reads share one request."""
 
-    def __init__(self, url: str, start: int = 0, *, whole: bool = False) -> None:
+    def __init__(self, url: str, start: int = 0) -> None:
         self.url = url
         self.size = start
         self.ranges = True
@@ -49,17 +49,13 @@ class RemoteFile(io.RawIOBase):
         self._open: Response | None = None
         self._blocks: Iterator[bytes] = iter(())
         self._ahead = b""
-        self._last = "" if whole else str(start)
         self._ahead = self._next_or_retry()
-        self._last = ""
-        if not whole:
-            self._drop()
 
     def _request(self) -> None:
         """Request all bytes from the position on; from a server without ranges, drop the bytes before it."""
         from build.official import pip_session  # late: it imports pip
 
-        headers = {"Range": f"bytes={self._position}-{self._last}", "Accept-Encoding": "identity"}
+        headers = {"Range": f"bytes={self._position}-", "Accept-Encoding": "identity"}
         headers["Cache-Control"] = "no-cache"
         self._open = response = pip_session.session().get(self.url, headers=headers, stream=True)
         status = response.status_code
@@ -189,7 +185,7 @@ def download(url: str, final: Path, sha256: str) -> Path:
     else:
         # Append the missing bytes of the file at `url` to `part`.
         have = part.stat().st_size if part.exists() else 0
-        with RemoteFile(url, have, whole=True) as remote, part.open("ab") as out, progress() as bar:
+        with RemoteFile(url, have) as remote, part.open("ab") as out, progress() as bar:
             task = bar.add_task(final.name, total=remote.size / 1e6, completed=have // 1_000_000)
             while block := remote.read(_BLOCK):
                 out.write(block)
