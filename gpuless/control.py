@@ -8,24 +8,14 @@ from __future__ import annotations
 import ctypes
 import mmap
 import platform
-import struct
 import time
-from dataclasses import dataclass, fields
+from contextlib import AbstractContextManager
+from ctypes import c_char, c_int32, c_uint32, c_uint64
 from enum import IntEnum
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from typing import TYPE_CHECKING, Any
 
 _MAGIC, _VERSION = 0x55504730, 2
-_HEADER = struct.Struct("=8I64s6IQ64s8I")
-_RECORD = struct.Struct("=40s3i7I")
-_INJECTION = struct.Struct("=3i2I")  # action, code, comm, after, times: behind a record's name
-_CHANGED = 8 * 4 + 64 + 4  # the header's word that every change counts up
-_SWITCHES = _HEADER.size - 8 * 4
-_SEEN, _GENERATION = 40 + 6 * 4, 40 + 9 * 4  # in a record
 _FUTEX_WAKE = 1
 _ANY_COMMUNICATOR = -1
 _ALL_WAITERS = 2**31 - 1
@@ -50,37 +40,56 @@ class Switch(IntEnum):
     STICKY = 4  # CUDA errors that damage the context (700, 719 ...) are returned by every later call; on by default
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
-    """Counters of one injection site: all its calls, those that were hit, threads hanging in it."""
+class _Block(ctypes.Structure):
+    if TYPE_CHECKING:  # the value of a field
 
-    name: str
-    calls: int
-    fired: int
-    hanging: int
+        def __getattr__(self, name: str) -> Any: ...  # noqa: ANN401
 
 
-@dataclass(frozen=True, slots=True)
-class Control:
-    """The counters of the imitation, in the order of its header; `sites` by name."""
+class Site(_Block):
+    """One injection site: the injection, and counters of all its calls, those that were hit, threads hanging in it."""
 
-    unimplemented: int  # calls to functions that are not imitated
-    launched: int  # NCCL operations that reached a stream
-    queued: int  # NCCL operations that waited for a group to close
-    aborted: int  # communicators aborted
-    last_unimplemented: str  # the name of the last of these functions
-    process: int
-    changed: int  # grows with every change from outside
-    misused: int  # uses of a stream, event, communicator or memory after its end
-    sticky: int  # the CUDA error that every later call returns, 0 for none
-    communicators: int  # live ones
-    streams: int  # live ones that the program made
-    allocated: int  # bytes of device memory
-    last_misused: str  # the function of the last misuse
+    _fields_ = (
+        ("name", c_char * 40),
+        *((name, c_int32) for name in ("action", "code", "comm")),
+        *((name, c_uint32) for name in ("after", "times", "calls", "seen", "fired", "hanging", "generation")),
+    )
+
+
+class Control(_Block):
+    """The counters of the imitation, as its header has them; `sites` by name."""
+
+    _fields_ = (
+        *((name, c_uint32) for name in ("magic", "version", "count", "size")),
+        ("unimplemented", c_uint32),  # calls to functions that are not imitated
+        ("launched", c_uint32),  # NCCL operations that reached a stream
+        ("queued", c_uint32),  # NCCL operations that waited for a group to close
+        ("aborted", c_uint32),  # communicators aborted
+        ("_last_unimplemented", c_char * 64),
+        ("process", c_uint32),
+        ("changed", c_uint32),  # grows with every change from outside
+        ("misused", c_uint32),  # uses of a stream, event, communicator or memory after its end
+        ("sticky", c_uint32),  # the CUDA error that every later call returns, 0 for none
+        ("communicators", c_uint32),  # live ones
+        ("streams", c_uint32),  # live ones that the program made
+        ("allocated", c_uint64),  # bytes of device memory
+        ("_last_misused", c_char * 64),
+        ("switches", c_uint32 * 8),
+    )
     sites: dict[str, Site]
 
+    @property
+    def last_unimplemented(self) -> str:
+        """The name of the last function that is not imitated."""
+        return str(self._last_unimplemented.decode())
+
+    @property
+    def last_misused(self) -> str:
+        """The function of the last misuse."""
+        return str(self._last_misused.decode())
+
     def fired(self, names: tuple[str, ...]) -> int:
-        return sum(self.sites[name].fired for name in names)
+        return sum(int(self.sites[name].fired) for name in names)
 
 
 def read_control(path: Path) -> Control | None:
@@ -89,33 +98,16 @@ def read_control(path: Path) -> Control | None:
 
 
 def _parsed(data: bytes | mmap.mmap) -> Control | None:
-    if len(data) < _HEADER.size:
+    found = Control.from_buffer_copy(data) if len(data) >= ctypes.sizeof(Control) else Control()
+    if (found.magic, found.version, found.size) != (_MAGIC, _VERSION, ctypes.sizeof(Site)):
         return None
-    magic, version, count, size, *values = _HEADER.unpack_from(data)
-    if (magic, version, size) != (_MAGIC, _VERSION, _RECORD.size):
-        return None
-    sites = [_site(data, _HEADER.size + i * _RECORD.size) for i in range(count)]
-    # The switches, which come last, are left out.
-    counters = dict(zip([item.name for item in fields(Control)][:-1], values, strict=False))
-    counters |= {name: _text(counters[name]) for name in ("last_unimplemented", "last_misused")}
-    return Control(**counters, sites={site.name: site for site in sites})
+    every = (Site * found.count).from_buffer_copy(data, ctypes.sizeof(Control))
+    found.sites = {site.name.decode(): site for site in every}
+    return found
 
 
-def _text(field: bytes) -> str:
-    return field.split(b"\0")[0].decode()
-
-
-def _site(data: bytes | mmap.mmap, at: int) -> Site:
-    name, *numbers = _RECORD.unpack_from(data, at)
-    _action, _code, _comm, _after, _times, calls, _seen, fired, hanging, _generation = numbers
-    return Site(_text(name), calls, fired, hanging)
-
-
-class Remote:
-    """Another process's control block, mapped: injects failures into it while it runs.
-
-    Usable as a context manager.
-    """
+class Remote(AbstractContextManager["Remote"]):
+    """Another process's control block, mapped: injects failures into it while it runs."""
 
     def __init__(self, folder: Path, process: int, seconds: float = 20.0) -> None:
         """Map the block of a process that was started with `imitation.environment`.
@@ -129,21 +121,16 @@ class Remote:
             TimeoutError: it did not.
         """
         self._view = _mapped(folder / str(process), time.monotonic() + seconds)
-        count, size = struct.unpack_from("=2I", self._view, 8)
-        self._records = {}
-        for at in range(_HEADER.size, _HEADER.size + count * size, size):
-            self._records[_text(self._view[at : at + 40])] = at
+        self._control = Control.from_buffer(self._view)
+        every = (Site * self._control.count).from_buffer(self._view, ctypes.sizeof(Control))
+        self._sites = {site.name.decode(): site for site in every}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Unmap it; what was injected stays."""
+        self._control, self._sites = Control(), {}  # what they were holds the map
         self._view.close()
 
     def inject(
@@ -162,17 +149,16 @@ class Remote:
         Raises:
             KeyError: no such site.
         """
-        at = self._records[site]
-        _INJECTION.pack_into(self._view, at + 40, Action.NONE, code, comm, after, times)
-        struct.pack_into("=I", self._view, at + _SEEN, 0)
-        struct.pack_into("=i", self._view, at + 40, action)
-        self._add(at + _GENERATION)
+        at = self._sites[site]
+        at.action = Action.NONE
+        at.code, at.comm, at.after, at.times, at.seen = code, comm, after, times, 0
+        at.action = action
+        at.generation += 1
         # Wake what waits for a change; without this system call it would look within some milliseconds.
-        self._add(_CHANGED)
-        word = ctypes.c_uint32.from_buffer(self._view, _CHANGED)
+        self._control.changed += 1
+        word = ctypes.c_void_p(ctypes.addressof(self._control) + Control.changed.offset)
         if (number := {"x86_64": 202, "aarch64": 98}.get(platform.machine())) is not None:
-            ctypes.CDLL(None).syscall(number, ctypes.byref(word), _FUTEX_WAKE, _ALL_WAITERS, None, None, 0)
-        del word  # it holds the map
+            ctypes.CDLL(None).syscall(number, word, _FUTEX_WAKE, _ALL_WAITERS, None, None, 0)
 
     def lift(self, *sites: str) -> None:
         """Take the injections of these sites back; what they hold or hang goes on."""
@@ -181,21 +167,17 @@ class Remote:
 
     def switch(self, which: Switch, *, on: bool) -> None:
         """Turn a property of the imitation on or off in that process."""
-        struct.pack_into("=I", self._view, _SWITCHES + 4 * which, on)
+        self._control.switches[which] = on
 
     def counters(self) -> Control:
         found = _parsed(self._view)
         assert found is not None  # noqa: S101 - it was whole when it was mapped
         return found
 
-    def _add(self, at: int) -> None:
-        (value,) = struct.unpack_from("=I", self._view, at)
-        struct.pack_into("=I", self._view, at, (value + 1) % 2**32)
-
 
 def _mapped(path: Path, until: float) -> mmap.mmap:
     while True:
-        if path.is_file() and path.stat().st_size >= _HEADER.size:
+        if path.is_file() and path.stat().st_size >= ctypes.sizeof(Control):
             with path.open("r+b") as stream:
                 view = mmap.mmap(stream.fileno(), 0)
             if _parsed(view) is not None:
