@@ -14,6 +14,7 @@ from build.errors import PatchError, UsageError
 from build.git import Git
 from build.releases import Release
 from build.series import patchfile
+from build.series.commits import export_commit
 from build.series.model import FileChange, PatchFile
 from build.sources import TreePurpose
 from build.sources.importer import wanted
@@ -68,8 +69,7 @@ def from_branch(named: str, release: Release) -> tuple[PatchFile, ...]:
     git = Git(Path(path))
     head, base = git.resolve(revision), git.resolve(release.tag)
     commits = git.out("rev-list", "--reverse", "--no-merges", f"{base}..{head}").decode().split()
-    options = ("-1", "--zero-commit", "--full-index", "--no-signature", "--stdout", "--binary")
-    texts = [git.out("format-patch", *options, commit) for commit in commits]
+    texts = [export_commit(git, commit) for commit in commits]
     names = [f"{number:04}-{commit[:12]}.patch" for number, commit in enumerate(commits, 1)]
     return _some(tuple(map(patchfile.parse, texts, names)), named)
 
