@@ -8,7 +8,6 @@ was ported, built and probed, else a draft whose report tells what a person has 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -59,25 +58,6 @@ def _gh(head: str, *arguments: str, stdin: str = "") -> str:
     return done.stdout.decode()
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The target of pull requests.
-
-    Attributes:
-        git: the checkout, whose HEAD they are based on.
-        remote: the remote that gets the branches.
-        base: its branch that they are for.
-    """
-
-    git: Git
-    remote: str
-    base: str
-
-    def branches(self) -> set[str]:
-        rows = self.git.out("ls-remote", "--heads", self.remote).decode().splitlines()
-        return {row.partition("refs/heads/")[2] for row in rows}
-
-
 def new(offered: tuple[str, ...], known: list[str]) -> list[str]:
     """Return the final releases that are newer than all known ones, oldest first."""
     newest = max(map(Version, known))
@@ -89,32 +69,37 @@ def branch(series: str, release: str) -> str:
     return f"port/{series}-{release}"
 
 
-def port(place: Place, series: str, release: str) -> str:
+def port(git: Git, remote: str, base: str, series: str, release: str) -> str:
     """Port a series to a release on a branch of its own, and open a pull request; return its address.
 
     The checkout is as before afterwards.
+
+    Args:
+        git: the checkout, on whose HEAD the branch is based.
+        remote: the remote that gets the branch.
+        base: its branch that the pull request is for.
 
     Raises:
         SourceError: the port ended without a report.
         EnvironmentUnfitError: the branch or the pull request was refused; the remote then has neither.
     """
-    head, start = branch(series, release), place.git.resolve("HEAD")
+    head, start = branch(series, release), git.resolve("HEAD")
     step(f"PyTorch {release} is new: porting {series}")
     try:
         command = [sys.executable, "-m", "build", "regenerate-patch", release, "--series", series, "--build"]
         status = run_shown(command, cwd=REPO, env={"PYTHONPATH": str(REPO)}, timeout=_LONGEST)
-        commit = _commit(place.git, series, release, start, status)
+        commit = _commit(git, series, release, start, status)
     finally:
-        place.git.out("reset", "--quiet", "--hard", start)
-        place.git.out("clean", "--quiet", "-d", "--force", "--", *_CHANGES)
-    report = place.git.out("show", f"{commit}:patches/{series}/{release}/{MARKDOWN}").decode()
-    place.git.transfer("push", "--progress", place.remote, f"{commit}:refs/heads/{head}")
+        git.out("reset", "--quiet", "--hard", start)
+        git.out("clean", "--quiet", "-d", "--force", "--", *_CHANGES)
+    report = git.out("show", f"{commit}:patches/{series}/{release}/{MARKDOWN}").decode()
+    git.transfer("push", "--progress", remote, f"{commit}:refs/heads/{head}")
     try:
         reason = "needs a human" if status == NeedsHumanError.exit_code else "not proven"
         title = f"{series}: PyTorch {release}" + (f" ({reason})" if status else "")
-        return open_pull_request(head, place.base, title, _body(release, status, report), draft=bool(status))
+        return open_pull_request(head, base, title, _body(release, status, report), draft=bool(status))
     except ToolError:
-        place.git.out("push", place.remote, f":refs/heads/{head}")  # or the next run would take it for done
+        git.out("push", remote, f":refs/heads/{head}")  # or the next run would take it for done
         raise
 
 
@@ -150,15 +135,15 @@ def new_release(
     step(f"new on the index: {', '.join(found) or 'nothing'}")
     if dry or not found:
         return
-    place = Place(Git(Path(REPO), settings=Settings.USER), remote, base)
-    if changed := place.git.changed_files():
+    git = Git(Path(REPO), settings=Settings.USER)
+    if changed := git.changed_files():
         raise UsageError("the checkout has changes", cause=", ".join(changed[:5]), remedy="run it in a clean clone")
-    there = place.branches()
+    there = {row.partition("refs/heads/")[2] for row in git.out("ls-remote", "--heads", remote).decode().splitlines()}
     for release in found:
         if branch(series, release) in there:
             note(f"{release}: the branch {branch(series, release)} exists already")
         else:
-            step(f"opened {port(place, series, release)}")
+            step(f"opened {port(git, remote, base, series, release)}")
 
 
 if __name__ == "__main__":
