@@ -11,7 +11,6 @@ import os
 import re
 import shlex
 import shutil
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -31,28 +30,14 @@ _LIBRARIES = ("-lpthread", "-ldl", "-lm")
 # The imitated functions have the parameters of the real ones, and need few of them.
 _OWN_FLAGS = ("-Wall", "-Wextra", "-Wno-unused-parameter", "-fvisibility=hidden")
 _TIMEOUT = 120  # seconds for one compiler run
+#: CUDA runtime, NCCL and the control block; stubs of what is not imitated; the driver's stubs.
+IMITATION, _REST, _DRIVER = "libgpuless.so", "libgpuless_rest.so", "libcuda.so.1"
 
 
-@dataclass(frozen=True, slots=True)
-class Native:
-    """The built libraries of the imitation.
-
-    Args:
-        imitation: CUDA runtime, NCCL and the control block.
-        rest: stubs of what is not imitated.
-        driver: the driver's stubs, named `libcuda.so.1`.
-    """
-
-    imitation: Path
-    rest: Path
-    driver: Path
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """The dynamic loader's variables that put the imitation before the real libraries."""
-        # Bare names, found by the library path: LD_PRELOAD cannot hold a folder with a space in it.
-        names = f"{self.imitation.name}:{self.rest.name}"
-        return {"LD_PRELOAD": names, "LD_LIBRARY_PATH": str(self.driver.parent)}
+def preloading(subject: Subject) -> dict[str, str]:
+    """Return the dynamic loader's variables that put the imitation before the real libraries."""
+    # Bare names, found by the library path: LD_PRELOAD cannot hold a folder with a space in it.
+    return {"LD_PRELOAD": f"{IMITATION}:{_REST}", "LD_LIBRARY_PATH": str(built(subject))}
 
 
 def environment(
@@ -84,11 +69,11 @@ def environment(
     switches = {"GPULESS_NETWORK": network, "GPULESS_FREE_WAITS": free_waits}
     if link:
         own["GPULESS_LINK"] = str(link)
-    return built(examine(python)).environment | own | {name: "1" for name, on in switches.items() if on}
+    return preloading(examine(python)) | own | {name: "1" for name, on in switches.items() if on}
 
 
-def built(subject: Subject) -> Native:
-    """Return the imitation for this torch, built now unless it is in the cache.
+def built(subject: Subject) -> Path:
+    """Return the folder of the imitation for this torch, built now unless it is in the cache.
 
     Raises:
         EnvironmentUnfitError: no C compiler, or it failed.
@@ -96,8 +81,7 @@ def built(subject: Subject) -> Native:
     compiler = _compiler()
     place = cache("gpuless") / _digest(subject, compiler)[:32]
     fill = partial(_compile_all, subject, compiler)
-    folder = seals.built(place, "the imitation of CUDA and NCCL", fill)
-    return Native(folder / "libgpuless.so", folder / "libgpuless_rest.so", folder / "libcuda.so.1")
+    return seals.built(place, "the imitation of CUDA and NCCL", fill)
 
 
 def _compiler() -> list[str]:
@@ -122,7 +106,7 @@ def _digest(subject: Subject, compiler: list[str]) -> str:
 
 
 def _compile_all(subject: Subject, compiler: list[str], part: Path) -> None:
-    imitation = part / "libgpuless.so"
+    imitation = part / IMITATION
     includes = [f"-I{SOURCES}", f"-I{SOURCES / 'shim'}", f"-I{subject.cuda_headers}"]
     define = f"-DFAKE_NCCL_VERSION={subject.nccl_version}"
     sources = [str(p) for p in sorted(SOURCES.glob("*.c"))]
@@ -134,7 +118,7 @@ def _compile_all(subject: Subject, compiler: list[str], part: Path) -> None:
         hidden.write_text(f"{{ local: {' '.join(f'{name};' for name in sorted(more))} }};\n", encoding="utf-8")
         _run([*command, f"-Wl,--version-script={hidden}"])
     rest = _missing_source(subject, imitation)
-    for name, text in (("libgpuless_rest.so", rest), ("libcuda.so.1", _driver_source(subject))):
+    for name, text in ((_REST, rest), (_DRIVER, _driver_source(subject))):
         source = part / f"{name.partition('.')[0]}.c"
         source.write_text(text, encoding="utf-8")
         # `-w`: some names are compiler built-ins with other arguments, which do not matter here.

@@ -17,7 +17,7 @@ from build.errors import UsageError
 from gpuless.catalogue import PROBES
 from gpuless.control import read_control
 from gpuless.forkserver import ForkServer, fork_server
-from gpuless.imitation import built
+from gpuless.imitation import preloading
 from gpuless.model import Form, Outcome, Probe, ProbeResult, Verdict
 from gpuless.subject import Subject, examine
 
@@ -85,7 +85,7 @@ def runner(python: Path) -> Iterator[Runner]:
         EnvironmentUnfitError: no CUDA build of torch there, or no C compiler.
     """
     subject = examine(python)
-    with fork_server(python, _BASE | built(subject).environment) as server:
+    with fork_server(python, _BASE | preloading(subject)) as server:
         yield Runner(subject, server)
 
 

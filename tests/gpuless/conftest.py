@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from build.errors import EnvironmentUnfitError
-from gpuless.imitation import Native, built, environment
+from gpuless.imitation import built, environment
 from gpuless.subject import Subject, examine
 
 
@@ -23,7 +23,7 @@ def subject() -> Subject:
 
 
 @pytest.fixture(scope="session")
-def native(subject: Subject) -> Native:
+def native(subject: Subject) -> Path:
     return built(subject)
 
 

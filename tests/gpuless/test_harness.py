@@ -20,7 +20,7 @@ from gpuless import measured
 from gpuless.__main__ import main, write_junit
 from gpuless.catalogue import PROBES
 from gpuless.forkserver import fork_server
-from gpuless.imitation import Native, built
+from gpuless.imitation import IMITATION, built
 from gpuless.model import Form, Outcome, Patch, Probe, ProbeResult, Verdict
 from gpuless.runner import Runner, run_probes, runner
 from gpuless.subject import Subject, examine
@@ -174,17 +174,17 @@ def test_wrong_end_of_the_process_is_not_the_defect(ready: Runner) -> None:
     assert result.got is Outcome.BROKEN
 
 
-def test_imitation_is_built_once(subject: Subject, native: Native) -> None:
-    before = native.imitation.stat().st_mtime_ns
+def test_imitation_is_built_once(subject: Subject, native: Path) -> None:
+    before = (native / IMITATION).stat().st_mtime_ns
     again = built(subject)
     assert again == native
-    assert again.imitation.stat().st_mtime_ns == before
+    assert (again / IMITATION).stat().st_mtime_ns == before
 
 
 def test_two_builds_at_once_share_one_result(subject: Subject, tmp_path: Path) -> None:
     code = (
         "import sys, pathlib; from gpuless.subject import examine; from gpuless.imitation import built;"
-        "print(built(examine(pathlib.Path(sys.argv[1]))).imitation)"
+        "print(built(examine(pathlib.Path(sys.argv[1]))))"
     )
     environment = {**os.environ, "MULTIWORLD_CACHE": str(tmp_path), "PYTHONPATH": str(_REPOSITORY)}
     command = [sys.executable, "-c", code, str(subject.python)]

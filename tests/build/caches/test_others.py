@@ -61,9 +61,9 @@ def test_imitation_of_cuda(harm: Damage, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(imitation, "_digest", lambda *_: "0" * 64)
     monkeypatch.setattr(imitation, "_compile_all", compile_all)
     native = imitation.built(None)  # type: ignore[arg-type]
-    harm(native.imitation)
+    harm(native / names[0])
     assert imitation.built(None) == native  # type: ignore[arg-type]
-    assert native.imitation.read_bytes() == b"libgpuless.so" * 9
+    assert (native / names[0]).read_bytes() == b"libgpuless.so" * 9
 
 
 _KILLED = """
