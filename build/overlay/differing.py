@@ -18,7 +18,7 @@ from build.overlay import touched
 from build.overlay.layout import is_header
 from build.overlay.model import Inputs, Object
 from build.overlay.objects import jobs, override_headers, preprocess
-from build.overlay.relocations import Part, Reaches, closure, read
+from build.overlay.relocations import Part, Reaches, reachable, read
 from build.overlay.symbols import demangle, exported, names, scoped_name
 from build.overlay.touched import bare
 from build.process import run_together
@@ -68,7 +68,7 @@ def reaching(paths: Iterable[Path], shared: Container[str], wanted: Mapping[Path
     for path, every in wanted.items():
         for name in every:
             found |= {*private.get(name, ()), *read(path).local.get(name, ())}
-    found = closure(found, back.__getitem__)
+    found = reachable(found, back.__getitem__)
     return frozenset(name for item in objects for name, part in item.defined.items() if part in found)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from build.errors import OverlayCheckError
 from build.overlay.flags import code_flags, path_flags
 from build.overlay.model import LIBRARIES, PYTHON, Inputs, Object
-from build.overlay.relocations import Part, closure, read
+from build.overlay.relocations import Part, reachable, read
 from build.overlay.runtime import Export, exports, prepare, stub
 from build.overlay.symbols import demangle, dynamic, exported, names, needed, run_path, undefined
 from build.overlay.toolchain import make
@@ -72,7 +72,7 @@ def at_load(paths: Iterable[Path]) -> frozenset[str]:
         for target in edges.get(part, ()):
             yield from [target] if isinstance(target, Part) else defined[target]
 
-    seen = closure((part for parts in starts for part in parts), onward)
+    seen = reachable((part for parts in starts for part in parts), onward)
     return frozenset(target for part in seen for target in edges.get(part, ()) if isinstance(target, str))
 
 

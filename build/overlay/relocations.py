@@ -109,7 +109,7 @@ def read(path: Path) -> Reaches:
     return Reaches(reached, defined, dict(local), hidden)
 
 
-def closure(starts: Iterable[Part], edges: Callable[[Part], Iterable[Part]]) -> set[Part]:
+def reachable(starts: Iterable[Part], edges: Callable[[Part], Iterable[Part]]) -> set[Part]:
     """Return `starts`, and all that `edges` lead to from these."""
     found = set(starts)
     waiting = list(found)
