@@ -288,13 +288,6 @@ class DescriptorsExhausted(BrokenWorldException):
     likely_cause = "the limit is low for the number of worlds, or descriptors leak somewhere in the process"
     what_to_do = "raise the limit (ulimit -n, LimitNOFILE= of systemd, --ulimit nofile= of containers), or close some"
 
-    @classmethod
-    def counted(cls, purpose: str, *, limit: int, used: int, need: int) -> DescriptorsExhausted:
-        """The error for ``purpose``, with the numbers in its text."""
-        free = max(0, limit - used)
-        what = f"{purpose} needs {need} file descriptors, and {free} are free (limit {limit}, used {used})"
-        return cls(None, what, limit=limit, used=used, need=need)
-
 
 class RendezvousError(BrokenWorldException):
     """The members could not find each other: duplicate rank, other size, other name, store not reachable, deadline

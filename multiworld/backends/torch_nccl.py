@@ -17,7 +17,6 @@ import torch.distributed as dist
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
 from multiworld.backends import cuda, nccl_environment
-from multiworld.backends.calls import ProcessGroupCalls
 from multiworld.backends.device_driver import Call, DeviceDriver, Work
 from multiworld.backends.device_members import Member
 from multiworld.backends.gathered import Gathered
@@ -48,7 +47,6 @@ class TorchNcclDriver(DeviceDriver):
 
     def __init__(self, store: SetupStore, us: Member) -> None:
         super().__init__(store, us)
-        self._calls: Any = None
         self._group: Any = None
         self._tells_result = False
 
@@ -64,7 +62,6 @@ class TorchNcclDriver(DeviceDriver):
         nccl_environment.settle(self._us.world, self._us.rank)
         self._launcher.open(cuda.functions(), stream, 0)
         self._group = self._new_group(self._store)
-        self._calls = ProcessGroupCalls(self._group)
         classic = isinstance(self._group, dist.ProcessGroupNCCL)
         self._tells_result = classic and hasattr(dist.Work, "get_future_result")
         eager = self._tells_result or not classic  # before 2.6 the call keeps the GIL: no other world would go on
@@ -116,23 +113,26 @@ class TorchNcclDriver(DeviceDriver):
             self.abort_communicator()
 
     def release(self) -> None:
-        self._group = self._calls = None
+        self._group = None
 
     def _meet(self) -> None:
         """Enqueue the least that needs all members; what is in it does not matter."""
         least = torch.empty(1, dtype=torch.uint8, device=self._device)
-        self._calls.all_reduce(_unrecorded(least), dist.ReduceOp.MAX).wait()
+        self._group.allreduce([_unrecorded(least)], _options(dist.AllreduceOptions, reduceOp=dist.ReduceOp.MAX)).wait()
 
     # operations: launched on a stream of torch's, which the thread's current stream then waits for
 
     def broadcast(self, tensor: torch.Tensor, root: int, *, after: Any = None) -> Work:
-        return self._launch(tensor, after, lambda: self._calls.broadcast(_known(tensor), root))
+        options = _options(dist.BroadcastOptions, rootRank=root, rootTensor=0)
+        return self._launch(tensor, after, lambda: self._group.broadcast([_known(tensor)], options))
 
     def all_reduce(self, tensor: torch.Tensor, op: Any, *, after: Any = None) -> Work:
-        return self._launch(tensor, after, lambda: self._calls.all_reduce(_reducible(tensor, op), op))
+        options = _options(dist.AllreduceOptions, reduceOp=op)
+        return self._launch(tensor, after, lambda: self._group.allreduce([_reducible(tensor, op)], options))
 
     def reduce(self, tensor: torch.Tensor, root: int, op: Any, *, after: Any = None) -> Work:
-        return self._launch(tensor, after, lambda: self._calls.reduce(_reducible(tensor, op), root, op))
+        options = _options(dist.ReduceOptions, reduceOp=op, rootRank=root)
+        return self._launch(tensor, after, lambda: self._group.reduce([_reducible(tensor, op)], options))
 
     def all_gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, *, after: Any = None) -> Work:
         """See ``Driver.all_gather``; not by torch's own for lists, which records streams for its memory."""
@@ -147,23 +147,19 @@ class TorchNcclDriver(DeviceDriver):
         return self._start((outputs, tensor), after, None, prepare)
 
     def gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int, *, after: Any = None) -> Work:
-        return self._launch(
-            (outputs, tensor), after, lambda: self._calls.gather(_all_known(outputs), _known(tensor), root)
-        )
+        options = _options(dist.GatherOptions, rootRank=root)
+        given = (outputs, tensor), after
+        return self._launch(*given, lambda: self._group.gather(_all_known(outputs), [_known(tensor)], options))
 
     def scatter(self, output: torch.Tensor, tensors: Sequence[torch.Tensor], root: int, *, after: Any = None) -> Work:
-        return self._launch(
-            (output, tensors), after, lambda: self._calls.scatter(_known(output), _all_known(tensors), root)
-        )
+        options = _options(dist.ScatterOptions, rootRank=root)
+        given = (output, tensors), after
+        return self._launch(*given, lambda: self._group.scatter([_known(output)], _all_known(tensors), options))
 
     def reduce_scatter(self, output: torch.Tensor, tensor: torch.Tensor, op: Any, *, after: Any = None) -> Work:
-        options = dist.ReduceScatterOptions()
-        options.reduceOp = op
-        return self._launch(
-            (output, tensor),
-            after,
-            lambda: self._group._reduce_scatter_base(_known(output), _reducible(tensor, op), options),
-        )
+        options = _options(dist.ReduceScatterOptions, reduceOp=op)
+        call = lambda: self._group._reduce_scatter_base(_known(output), _reducible(tensor, op), options)  # noqa: E731
+        return self._launch((output, tensor), after, call)
 
     def all_to_all(
         self,
@@ -174,17 +170,15 @@ class TorchNcclDriver(DeviceDriver):
         *,
         after: Any = None,
     ) -> Work:
-        return self._launch(
-            (output, tensor),
-            after,
-            lambda: self._calls.all_to_all(_known(output), _known(tensor), output_splits, input_splits),
-        )
+        rest = list(output_splits), list(input_splits), dist.AllToAllOptions()
+        given = (output, tensor), after
+        return self._launch(*given, lambda: self._group.alltoall_base(_known(output), _known(tensor), *rest))
 
     def send(self, tensor: torch.Tensor, peer: int, *, after: Any = None) -> Work:
-        return self._launch(tensor, after, lambda: self._calls.send(_known(tensor), peer))
+        return self._launch(tensor, after, lambda: self._group.send([_known(tensor)], peer, 0))
 
     def recv(self, tensor: torch.Tensor, peer: int, *, after: Any = None) -> Work:
-        return self._launch(tensor, after, lambda: self._calls.recv(_known(tensor), peer))
+        return self._launch(tensor, after, lambda: self._group.recv([_known(tensor)], peer, 0))
 
     def _launch(self, tensors: Any, after: Any, call: Callable[[], Any]) -> Work:
         def prepare() -> tuple[Any, list[Call]]:
@@ -233,14 +227,22 @@ def _is_awake(task: Path) -> bool:
     return said.rpartition(")")[2].split()[0] != "S"
 
 
+def _options(kind: Callable[[], Any], **fields: Any) -> Any:
+    made = kind()
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
 def _known(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dtype not in _DTYPES:
         raise DriverRefused(f"torch's NCCL group has no {tensor.dtype}")
     return _unrecorded(tensor)
 
 
-def _all_known(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [_known(tensor) for tensor in tensors]
+def _all_known(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """As torch takes the lists of the root; none for the other members."""
+    return [[_known(tensor) for tensor in tensors]] if tensors else []
 
 
 def _reducible(tensor: torch.Tensor, op: Any) -> torch.Tensor:

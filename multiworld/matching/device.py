@@ -71,7 +71,3 @@ class DeviceEnd:
     def place(self) -> Place | None:
         """Return the address of the memory, and of the event, if compiled code can launch the transfer alone."""
         return None if self.data is None or self.streamed else (self.data.data_ptr(), self.moment.address)
-
-    def emptied(self) -> DeviceEnd:
-        """The same without the caller's memory: room is found when the payload comes."""
-        return DeviceEnd(self.device, self.moment)

@@ -24,8 +24,6 @@ T = TypeVar("T")
 
 #: descriptors kept back: one stays, one can be written over, two can be given up
 RESERVED = 4
-#: where the open ones cannot be listed, numbers below this are tried even if the limit was lowered since
-_TRIED = 4096
 #: errors of an accept that fails for lack of something that others may give back soon
 NO_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _SAID_BY_TORCH = os.strerror(errno.EMFILE)
@@ -52,40 +50,12 @@ def limit() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def open_numbers() -> list[int]:
-    """The numbers of the open descriptors; where they cannot be listed for lack of one, all that may be open."""
-    try:
-        return [int(name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208 - names are wanted, not paths
-    except OSError:
-        return list(range(max(_TRIED, limit())))
-
-
-def used() -> int:
-    top = limit()
-    return sum(number < top and _is_open(number) for number in open_numbers())
-
-
 def none_free() -> bool:
     try:
         os.close(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:
         return descriptor_shortage(error) is not None
     return False
-
-
-def require(need: int, what: str) -> None:
-    """Raise ``DescriptorsExhausted`` unless ``need`` descriptors are free; ``what`` needs them."""
-    top, taken = limit(), used()
-    if top - taken < need:
-        raise DescriptorsExhausted.counted(what, limit=top, used=taken, need=need)
-
-
-def _is_open(number: int) -> bool:
-    try:
-        os.fstat(number)
-    except OSError:
-        return False
-    return True
 
 
 class Reserve:

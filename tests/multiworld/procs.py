@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib.util
 import os
+import resource
 import sys
 import tempfile
 import time
@@ -117,6 +118,14 @@ def open_links() -> list[str]:
         with contextlib.suppress(FileNotFoundError):
             found.append(os.readlink(f"/proc/self/fd/{name}"))  # noqa: PTH115 - text
     return found
+
+
+def open_numbers() -> list[int]:
+    """The numbers of the open descriptors; where they cannot be listed for lack of one, all that may be open."""
+    try:
+        return [int(name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208 - names are wanted, not paths
+    except OSError:
+        return list(range(max(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[0])))
 
 
 def wait_until(condition: Callable[[], bool], timeout: float, message: str) -> None:

@@ -7,7 +7,6 @@ import contextlib
 import errno
 import gc
 import os
-import pickle
 import resource
 import socket
 import threading
@@ -17,14 +16,14 @@ from typing import Any
 
 import pytest
 import torch
-from procs import cluster, wait_until
+from procs import cluster, open_numbers, wait_until
 from table import members
 
 from multiworld import BrokenWorldException, DescriptorsExhausted, MultiWorld, MultiWorldError
 from multiworld.lab.context import Context
 from multiworld.lab.injector import listening_ports
 from multiworld.transport import descriptors
-from multiworld.transport.descriptors import Reserve, descriptor_shortage, require
+from multiworld.transport.descriptors import Reserve, descriptor_shortage
 
 SECONDS = 10.0
 #: how many descriptors are left free; what a join takes is among them
@@ -37,7 +36,7 @@ LARGE = 300_000
 def only(left: int) -> Iterator[None]:
     """Leave ``left`` descriptors free in this process, by a low limit and files that are open up to it."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    top = max(descriptors.open_numbers()) + 1 + left + 40
+    top = max(open_numbers()) + 1 + left + 40
     resource.setrlimit(resource.RLIMIT_NOFILE, (top, before[1]))
     hog: list[int] = []
     try:
@@ -192,18 +191,6 @@ def test_a_shortage_is_told_by_its_cause() -> None:
     assert "system" in (descriptor_shortage(OSError(errno.ENFILE, "x")) or "")
     assert descriptor_shortage(RuntimeError("open(/x): Too many open files")) is not None
     assert descriptor_shortage(OSError(errno.ECONNREFUSED, "x")) is None
-
-
-def test_what_needs_more_descriptors_than_there_are_says_the_numbers() -> None:
-    with only(5):
-        require(5, "a thing")
-        with pytest.raises(DescriptorsExhausted, match=r"a thing needs 6 file descriptors, and 5 are free") as caught:
-            require(6, "a thing")
-    error = caught.value
-    assert (error.need, error.limit - error.used) == (6, 5)
-    assert "ulimit -n" in str(error)
-    again = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
-    assert (again.need, again.limit, again.used) == (error.need, error.limit, error.used)
 
 
 def _makes_one_without(context: Context) -> Any:

@@ -10,9 +10,9 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from procs import open_numbers
 
 from multiworld.transport import sockets
-from multiworld.transport.descriptors import open_numbers
 
 SECONDS = 10.0
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from procs import wait_until
+from procs import open_numbers, wait_until
 from table import OP_TIMEOUT, members
 
 from multiworld import BrokenWorldException, InvalidArgument, MultiWorld, RendezvousError, TooFewMembers, World
@@ -24,7 +24,6 @@ from multiworld.rendezvous.ledger import Claim
 from multiworld.rendezvous.reassembly import LEADER_PAUSE
 from multiworld.rendezvous.renewal import Kept
 from multiworld.rendezvous.wiring import dial
-from multiworld.transport.descriptors import open_numbers
 from multiworld.transport.greeting import Hello, Role
 
 SOON = 60.0

@@ -35,9 +35,9 @@ from engine.pairs import (
     start_recv,
     start_send,
 )
+from procs import open_numbers
 
 from multiworld.matching.protocol import CODES, Mode
-from multiworld.transport.descriptors import open_numbers
 from tests.multiworld.engine.reference.frames import HEADER, Kind
 
 RING, RING_IS, CHUNK, READ = 64, 65, 66, 67

@@ -29,8 +29,8 @@ from engine.pairs import (
     start_recv,
     start_send,
 )
+from procs import open_numbers
 
-from multiworld.transport.descriptors import open_numbers
 from tests.multiworld.engine.reference.frames import HEADER, Kind
 
 

@@ -112,7 +112,7 @@ class PeerMessages:
     def divert(self, operation: ReceiveOperation) -> None:
         """Let what comes, or has come, for ``operation`` lie in memory of our own."""
         if operation.end is not None:
-            operation.end = operation.end.emptied()
+            operation.end = DeviceEnd(operation.end.device, operation.end.moment)
         view, operation.view = operation.view, None
         arriving = operation.arriving and self.lane.receiving
         if view is not None and (arriving or operation.succeeded):  # else memory is found for it when it comes
@@ -321,7 +321,7 @@ class PeerMessages:
         for operation in [one for one in self.wanted.values() if one.key == key and not one.withdrawn]:
             if not self.ready(key):
                 return
-            end = None if operation.end is None else operation.end.emptied()
+            end = None if operation.end is None else DeviceEnd(operation.end.device, operation.end.moment)
             post = ReceiveOperation(operation.name, self, key, operation.signature, None, None, end)
             post.seq, operation.seq = operation.seq, -1
             self.wanted[post.seq] = post
