@@ -27,7 +27,6 @@ from multiworld.matching.send_receive import (
     Payload,
     Received,
     Signature,
-    View,
     refused_receive,
     refused_send,
 )
@@ -262,7 +261,7 @@ class CompiledReceive(Compiled, Received):
             if self._kept is not None and self.shape is not None:
                 self.end = self._kept.end
         elif self.keep is None:
-            keeper, self.dtype, memory = self.engine.received(self.number)
+            keeper, self.dtype, memory = self.engine.native.received(self.number)
             self.buffer = tensor_over(keeper, *memory)
         self.complete(peer)
 
@@ -302,7 +301,7 @@ class CompiledReceive(Compiled, Received):
             return super().result()
         finally:
             if kept is not None:
-                self.engine.forget(kept)
+                self.engine.take(kept.number)
 
     def awaits(self) -> tuple[int, ...]:
         if len(self.peers) == 1:
@@ -346,12 +345,12 @@ class CompiledCollective(Compiled, CollectiveOperation):
     def finished(self, _: int) -> None:
         """Make the result of what all sent, or leave it to the backend's end."""
         if not self.plan.begins:
-            keeper, heard = self.engine.received(self.number)
+            keeper, heard = self.engine.native.received(self.number)
             self.absorb([view_of(keeper, *heard[rank][1]) if rank in heard else None for rank in self.ranks])
 
     def differs(self, _: int, __: Signature) -> MultiWorldError:
         """Make the error of members that call something else."""
-        _, heard = self.engine.received(self.number)
+        _, heard = self.engine.native.received(self.number)
         return self.mismatch([heard[rank][0] if rank in heard else self.fingerprint for rank in self.ranks])
 
     def withdraw(self) -> None:
@@ -441,7 +440,6 @@ class Engine(Registry):
         peer: int,
         key: int,
         signature: Signature,
-        view: View,  # noqa: ARG002 - the memory of ``keep``
         keep: Any,
         end: End = None,
     ) -> CompiledReceive:
@@ -502,7 +500,6 @@ class Engine(Registry):
         peers: tuple[int, ...],
         key: int,
         signature: Signature,
-        view: View,  # noqa: ARG002 - the memory of ``keep``
         keep: Any,
         end: End = None,
     ) -> CompiledReceive:
@@ -650,10 +647,6 @@ class Engine(Registry):
         """Its outcome, and what the peer has instead."""
         return (Outcome.PENDING, -1) if self.native is None else self.native.outcome(number)
 
-    def received(self, number: int) -> Any:
-        """What it got in memory of the engine's own."""
-        return self.native.received(number)
-
     def waits_for(self, number: int) -> list[int]:
         """Whether it is matched, and the world ranks that it waits for. Without the lock."""
         native = self.native
@@ -716,10 +709,6 @@ class Engine(Registry):
         if self.native is not None:
             self._going[operation.number] = operation
             self.native.keep(operation.number)
-
-    def forget(self, message: CompiledReceive) -> None:
-        """Let go of a kept message that another receive has taken. Without the lock."""
-        self.take(message.number)
 
     def connect(self, peer: int, receives: bool, launcher: Any) -> None:
         """Let compiled code launch messages to or from ``peer`` from now on."""

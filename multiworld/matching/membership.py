@@ -9,19 +9,6 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of every operation of a world.
-
-    Attributes:
-        op_timeout: seconds an operation may take unless it says otherwise.
-        max_message_bytes: the longest message whose length the sender decides.
-    """
-
-    op_timeout: float
-    max_message_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class Membership:
     """One membership of one world in one generation.
 
@@ -29,7 +16,8 @@ class Membership:
         rank: ours.
         generation: from 1.
         backend: ``"gloo"``, ``"nccl"`` or ``"torch-nccl"``.
-        limits: of its operations.
+        op_timeout: seconds an operation may take unless it says otherwise.
+        max_message_bytes: the longest message whose length the sender decides.
     """
 
     name: str
@@ -37,7 +25,8 @@ class Membership:
     size: int
     generation: int
     backend: str
-    limits: Limits
+    op_timeout: float
+    max_message_bytes: int
 
     @property
     def on_device(self) -> bool:

@@ -82,7 +82,7 @@ class Registry:
     ) -> None:
         self.membership, self.lock, self.clock, self.device = membership, lock, clock, device
         self.under_way: set[Launch] = set()
-        self.op_timeout = membership.limits.op_timeout
+        self.op_timeout = membership.op_timeout
         self.operations: set[Operation] = set()
         self.counts: Counter[str] = Counter()
         self.latencies = operation_histograms()

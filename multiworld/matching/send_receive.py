@@ -12,7 +12,6 @@ from multiworld.matching.protocol import Mode, dtype_name
 
 Signature = tuple[int, int, int]  # mode, dtype code, bytes (FIXED, DEVICE) or limit in bytes
 Payload = tuple[Any, ...]
-View = memoryview | None  # where a payload on the lane goes; None for memory that is found when it comes
 End = DeviceEnd | None  # where a payload on the device is, or goes
 #: modes in which both sides name the length
 EXACT: Final = frozenset(map(int, (Mode.FIXED, Mode.DEVICE)))

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 MAX_TAG = 2**31 - 1
 
-#: of a receive: what is posted, the memory as bytes, the memory, and our end where it is on the device
-_Place = tuple[Signature, memoryview | None, torch.Tensor, DeviceEnd | None]
+#: of a receive: what is posted, the memory, and our end where it is on the device
+_Place = tuple[Signature, torch.Tensor, DeviceEnd | None]
 #: of a send: what is offered, the payload in pieces, the memory of the first, and our end where it is on the device
 _Source = tuple[Signature, Payload, torch.Tensor, DeviceEnd | None]
 _CHECKS: Final = {"send": check_source, "recv": check_tensor}
@@ -109,17 +109,16 @@ def _place_of(engine: Engine, group: GroupMembers, tensor: torch.Tensor, code: i
     """Find what is posted for a checked tensor, and the memory that the payload goes to."""
     device = None if engine.device is None else device_for(engine, group, "recv", tensor)
     if device is not None:
-        return (Mode.DEVICE, code, tensor.nbytes), None, tensor, target(device, tensor, stream)
+        return (Mode.DEVICE, code, tensor.nbytes), tensor, target(device, tensor, stream)
     host = receive_buffer(tensor)
-    view = bytes_of(host)
-    return (Mode.FIXED, code, len(view)), view, host, None
+    return (Mode.FIXED, code, len(bytes_of(host))), host, None
 
 
 def _finished(
     engine: Engine, group: GroupMembers, tensor: torch.Tensor, operation: Received, place: _Place
 ) -> Received:
     """Say what ends a receive in its caller's thread; nothing where the payload and its rank need nothing more."""
-    _, _, memory, end = place
+    _, memory, end = place
     if end is not None:
         operation.finish = received(group, tensor, operation)
     elif group.size != engine.membership.size or memory is not tensor:
@@ -166,8 +165,8 @@ def recv_tensor(
     us, end = engine.membership, None
     if engine.device is not None:
         end = DeviceEnd(engine.device, not_capturing(group, "recv_tensor", engine.device).now(), streamed=stream)
-    signature = (Mode.TENSOR, 0, us.limits.max_message_bytes)
-    operation = engine.receive("recv_tensor", peer, key, signature, None, None, end)
+    signature = (Mode.TENSOR, 0, us.max_message_bytes)
+    operation = engine.receive("recv_tensor", peer, key, signature, None, end)
 
     def finish(_: Any) -> torch.Tensor:
         if operation.shape is not None:
@@ -188,8 +187,8 @@ def send_object(engine: Engine, group: GroupMembers, obj: Any, dst: int, tag: in
 def recv_object(engine: Engine, group: GroupMembers, src: int, tag: int, allow: Sequence[type | str]) -> Operation:
     peer, key = _peer_and_key(group, "recv_object", "src", src, tag)
     names = allowed(allow, engine.membership, "recv_object")
-    signature = (Mode.OBJECT, 0, engine.membership.limits.max_message_bytes)
-    operation = engine.receive("recv_object", peer, key, signature, None, None)
+    signature = (Mode.OBJECT, 0, engine.membership.max_message_bytes)
+    operation = engine.receive("recv_object", peer, key, signature, None)
     operation.finish = lambda _: loads(bytes_of(operation.buffer), names, engine.membership)
     return operation
 

@@ -1,4 +1,4 @@
-"""Plain messages: each is one call of the compiled engine, with hardly any Python around it.
+"""Plain messages and broadcasts: each is one call of the compiled engine, with hardly any Python around it.
 
 This is a way past the general one for what is most frequent and nothing special. A thread or a task sends or receives a
 plain tensor, and the other side is soon there. Everything else is left to the general way, which has errors for it.
@@ -9,24 +9,29 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 from torch.autograd import profiler
 
-from multiworld.engine.engine import CompiledReceive, CompiledSend, Outcome
+from multiworld.engine.engine import CompiledCollective, CompiledReceive, CompiledSend, Engine, Outcome
 from multiworld.errors import MultiWorldError
 from multiworld.matching.device import DeviceEnd, Moment
 from multiworld.matching.protocol import CODES, Mode, message_key
 from multiworld.operations.call import Call, GroupBase, SyncCall
+from multiworld.operations.collectives import broadcast
 from multiworld.operations.giving_up import give_up, give_up_awaited
 from multiworld.operations.p2p import MAX_TAG
 from multiworld.process.threads import blocking
 from multiworld.process.torch_modes import without_torch_modes
-from multiworld.session.bridge import PATIENCE
+from multiworld.session.bridge import NO_LOOP, PATIENCE
 from multiworld.tensors import memory_check
 from multiworld.tensors.on_device import received
 from multiworld.tensors.staging import writable
+
+if TYPE_CHECKING:
+    from multiworld.matching.collective_plan import Plan
+    from multiworld.matching.membership import GroupMembers
 
 #: shorter limits are the general way's
 LEAST_LIMIT: Final = 1.0
@@ -48,7 +53,7 @@ def exchange(
     engine = session.engine
     native = engine.native
     peer = _plain_peer(group, rank, tag, engine.op_timeout if timeout is None else timeout)
-    if native is None or peer is None or asyncio._get_running_loop() is not None or is_watched():
+    if native is None or peer is None or asyncio._get_running_loop() is not None or _is_watched():
         return False
     message = _Message(group, name, peer, tensor, stream)
     if (device := message.on_device()) is False:
@@ -79,7 +84,7 @@ async def exchange_awaited(
     engine, bridge = session.engine, session.bridge
     native = engine.native
     peer = _plain_peer(group, rank, tag, engine.op_timeout if timeout is None else timeout)
-    if native is None or peer is None or loop is None or loop is not member.loop or is_watched():
+    if native is None or peer is None or loop is None or loop is not member.loop or _is_watched():
         return False
     message = _Message(group, name, peer, tensor, stream)
     if (device := message.on_device()) is False:
@@ -195,6 +200,60 @@ class _Message:
         return None if operation.withdrawn else operation
 
 
+async def broadcast_plain(
+    group: GroupBase, call: Callable[..., Any], tensor: torch.Tensor, src: Any, timeout: Any
+) -> bool:
+    """Broadcast and wait for that, as ``call`` does; False if it is nothing plain, or too long for one frame.
+
+    Raises:
+        MultiWorldError: as ``Group.broadcast``.
+    """
+    member, ranks = group.member, group.ranks
+    session, loop = member.session, asyncio._get_running_loop()
+    engine, bridge = session.engine, session.bridge
+    native, limit = engine.native, engine.op_timeout if timeout is None else timeout
+    plain = type(src) is int and 0 <= src < len(ranks) and type(limit) in (float, int) and limit >= LEAST_LIMIT
+    awaits = call is Call  # else this thread waits
+    here = loop is not None and loop is member.loop if awaits else loop is None
+    if native is None or not (plain and here) or _is_watched():
+        return False
+    number, began = [0], time.monotonic()
+    try:
+        us = group.rank
+        turn = bridge.turn if awaits else NO_LOOP
+        outcome = native.broadcast(number, group.gid, ranks, group.digest, src, us, tensor, *turn)
+        if outcome is None:
+            return False
+        if outcome == Outcome.PENDING:
+            if awaits:
+                await bridge.ended(number[0], began)
+            else:
+                native.wait(number[0], PATIENCE)
+            outcome = native.broadcasted(number[0], ranks[src], tensor, us != src)
+        if outcome == Outcome.DONE:
+            engine.exchanged("broadcast", time.monotonic() - began)
+            native.take(number[0])
+        else:
+            with call(group, "broadcast", timeout, under_way=True) as general:
+                await general.done(broadcast(_Adopting(engine, number), group, tensor, src))  # type: ignore[arg-type]
+    except BaseException:
+        if number[0]:
+            session.cancelled("broadcast")
+            native.withdraw(number[0])
+        raise
+    return True
+
+
+class _Adopting:
+    """An engine in which the collective is under way already that it is asked to start."""
+
+    def __init__(self, engine: Engine, number: list[int]) -> None:
+        self.device, self._engine, self._number = engine.device, engine, number
+
+    def collective(self, group: GroupMembers, plan: Plan) -> CompiledCollective:
+        return self._engine.adopt(lambda: CompiledCollective(self._engine, group, plan), self._number)
+
+
 def _plain_peer(group: GroupBase, rank: Any, tag: Any, limit: Any) -> int | None:
     """Find the world rank of another member; None unless all these arguments are as plain as they can be."""
     if type(rank) is not int or type(tag) is not int or type(limit) not in (float, int):
@@ -205,6 +264,6 @@ def _plain_peer(group: GroupBase, rank: Any, tag: Any, limit: Any) -> int | None
     return None if peer == group.member.world_rank else peer
 
 
-def is_watched() -> bool:
+def _is_watched() -> bool:
     """Tell whether a profiler or the check of memory follows this call; compiled code asks for modes and transforms."""
     return memory_check.ACTIVE or profiler._is_profiler_enabled

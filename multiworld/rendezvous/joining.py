@@ -226,11 +226,12 @@ class Rendezvous:
         try:
             return self._listener(address, self._config.network)
         except OSError as error:
-            found = cause_of(error, "it is not an address of this machine")
+            cause, remedy = cause_of(error, "it is not an address of this machine")
             kind = InvalidArgument if descriptor_shortage(error) is None else RendezvousError
             what = f"peers cannot reach this process at {address!r}: {system_message(error)}"
-            remedy = found.remedy or "pass address= with an address of this machine"
-            raise kind(what=what, cause=found.cause, remedy=remedy) from None
+            raise kind(
+                what=what, cause=cause, remedy=remedy or "pass address= with an address of this machine"
+            ) from None
 
     def _open_store(self, deadline: Deadline) -> Any:
         source = self._source
@@ -239,9 +240,8 @@ class Rendezvous:
         except (StoreFailed, Cancelled):
             raise
         except OSError as error:
-            found = cause_of(error, "its folder is not there, or its file cannot be written")
-            remedy = found.remedy or _OTHER_FILE
-            failed = StoreFailed(f"cannot be reached: {system_message(error)}", found.cause, remedy)
+            cause, remedy = cause_of(error, "its folder is not there, or its file cannot be written")
+            failed = StoreFailed(f"cannot be reached: {system_message(error)}", cause, remedy or _OTHER_FILE)
             raise _store_failed(source.where, failed) from None
         except Exception as error:  # noqa: BLE001 - torch raises other types on every release
             what = f"the store {source.where} cannot be reached: {error}"

@@ -35,7 +35,7 @@ from multiworld.events import (
     WorldBroken,
     WorldLeft,
 )
-from multiworld.matching.membership import Limits, Membership
+from multiworld.matching.membership import Membership
 from multiworld.matching.operation import Launch, Operation
 from multiworld.matching.protocol import MAX_GROUPS, ranks_of_channel
 from multiworld.process.hooks import patience
@@ -91,8 +91,8 @@ class Session:
         claims: Sequence[Claim],
     ) -> None:
         self.hub, self.bus, self.config = hub, bus, config
-        limits = Limits(config.op_timeout, config.max_message_bytes)
-        self.membership = Membership(config.name, config.rank, config.size, generation, config.backend, limits)
+        limits, place = (config.op_timeout, config.max_message_bytes), (config.name, config.rank, config.size)
+        self.membership = Membership(*place, generation, config.backend, *limits)
         self.name = config.name
         self.lock = threading.RLock()
         self.state = WorldState.ACTIVE
@@ -127,7 +127,7 @@ class Session:
         """Hand the data connections to the engine of this world."""
         us, held = self.membership, wires.held
         lanes = held.descriptors | {peer: sock.fileno() for peer, sock in wires.lanes.items()}
-        native = reserve.make(library.module().Engine, us.rank, lanes, us.limits.max_message_bytes)
+        native = reserve.make(library.module().Engine, us.rank, lanes, us.max_message_bytes)
         native.begin_at(tuple(held.descriptors), wires.mark)
         held.detach()  # the engine's from here on, as the others are
         for sock in wires.lanes.values():

@@ -6,22 +6,15 @@ import contextlib
 import ipaddress
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from multiworld.process.threads import within
 from multiworld.transport.network_settings import chosen_address, local_addresses
 
+#: one address of a name, as sockets take it: family and address
+Resolved: TypeAlias = tuple[socket.AddressFamily, Any]
 #: an address of no host (RFC 5737, RFC 3849): the kernel says which of ours would be used on the way out
 _ELSEWHERE: Final = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
-
-
-@dataclass(frozen=True, slots=True)
-class Resolved:
-    """One address of a name, as sockets take it."""
-
-    family: socket.AddressFamily
-    address: Any
 
 
 def resolved(host: str, port: int, left: Callable[[], float]) -> list[Resolved]:
@@ -37,7 +30,7 @@ def resolved(host: str, port: int, left: Callable[[], float]) -> list[Resolved]:
 
 def _asked(host: str, port: int) -> list[Resolved]:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [Resolved(family, address) for family, _, _, _, address in found]
+    return [(family, address) for family, _, _, _, address in found]
 
 
 def _is_numeric(host: str) -> bool:
@@ -50,8 +43,9 @@ def _is_numeric(host: str) -> bool:
 
 def own_address(towards: Resolved) -> str:
     """Our address on the way to another; sends no packet. Raises ``OSError`` if there is no route."""
-    with socket.socket(towards.family, socket.SOCK_DGRAM) as probe:
-        probe.connect(towards.address)
+    family, address = towards
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)
         return str(probe.getsockname()[0])
 
 
@@ -71,7 +65,7 @@ def usable_address(host: str, interfaces: tuple[str, ...]) -> str:
     families = (socket.AF_INET6, socket.AF_INET) if ":" in host else (socket.AF_INET,)
     for family in families:
         with contextlib.suppress(OSError):
-            return own_address(Resolved(family, (_ELSEWHERE[family], 9)))
+            return own_address((family, (_ELSEWHERE[family], 9)))
     return _first_of(families) or ("::1" if ":" in host else "127.0.0.1")
 
 

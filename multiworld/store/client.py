@@ -16,7 +16,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from multiworld.config import TcpStoreAddress
 from multiworld.store.addresses import Resolved, resolved
@@ -326,19 +326,20 @@ def _connected(places: list[Resolved], deadline: Deadline) -> socket.socket:
 
 
 def _connected_to(place: Resolved, deadline: Deadline) -> socket.socket:
-    sock = made(socket.socket, place.family, socket.SOCK_STREAM)
+    family, address = place
+    sock = made(socket.socket, family, socket.SOCK_STREAM)
     try:
-        _connect(sock, place, deadline)
+        _connect(sock, address, deadline)
     except BaseException:
         sock.close()
         raise
     return sock
 
 
-def _connect(sock: socket.socket, place: Resolved, deadline: Deadline) -> None:
+def _connect(sock: socket.socket, address: Any, deadline: Deadline) -> None:
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    number = sock.connect_ex(place.address)
+    number = sock.connect_ex(address)
     if number == errno.EINPROGRESS:
         _await_connection(sock, deadline)
         number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -353,6 +354,8 @@ def _unreachable(error: OSError) -> StoreFailed:
         return StoreFailed("does not answer", SILENT)
     if isinstance(error, (ConnectionResetError, BrokenPipeError, ConnectionAbortedError)):
         return StoreFailed("hung up", "its host ended, another program listens at its port, or it refuses this request")
-    found = cause_of(error, "the way there is cut, or its host is down")
-    what, lasting = f"cannot be reached: {system_message(error)}", descriptor_shortage(error) is not None
-    return StoreFailed(what, found.cause, found.remedy, lasting)
+    what, why = (
+        f"cannot be reached: {system_message(error)}",
+        cause_of(error, "the way there is cut, or its host is down"),
+    )
+    return StoreFailed(what, *why, lasting=descriptor_shortage(error) is not None)

@@ -23,7 +23,7 @@ from multiworld.store.addresses import own_address, resolved, usable_address
 from multiworld.store.client import Cancelled, Deadline, GreetingMode, StoreClient, StoreFailed
 from multiworld.store.server import StoreServer
 from multiworld.store.torch_store import FileStore, Gate, TorchStore
-from multiworld.transport.descriptors import Cause, cause_of, system_message
+from multiworld.transport.descriptors import cause_of, system_message
 from multiworld.transport.greeting import GreetingError
 from multiworld.transport.network_settings import listen
 from multiworld.transport.reactor import Reactor
@@ -227,12 +227,11 @@ def _address_towards(where: TcpStoreAddress, deadline: Deadline) -> str:
     try:
         return own_address(resolved(where.host, where.port, deadline.left)[0])
     except (OSError, Cancelled) as error:
-        if isinstance(error, Cancelled):
-            why, found = "the wait was cancelled", Cause("joining was cancelled")
-        else:
-            why, found = system_message(error), cause_of(error, "there is no route to it")
+        why, cause, remedy = "the wait was cancelled", "joining was cancelled", None
+        if isinstance(error, OSError):
+            why, (cause, remedy) = system_message(error), cause_of(error, "there is no route to it")
         what = f"the store {where} cannot be reached: {why}"
-        raise RendezvousError(what=what, cause=found.cause, remedy=found.remedy) from None
+        raise RendezvousError(what=what, cause=cause, remedy=remedy) from None
 
 
 def parsed(store: StoreLike) -> TcpStoreAddress | FileStorePath | Any:
@@ -277,16 +276,16 @@ def _from_environment() -> TcpStoreAddress:
 
 
 def _not_hosted(host: str, port: int, error: OSError) -> RendezvousError:
-    found = cause_of(error, "the address is not one of this machine")
+    cause, remedy = cause_of(error, "the address is not one of this machine")
     other_port = "choose another port, or port 0 with serve_store()"
     if error.errno == errno.EADDRINUSE:
-        found = Cause("another program listens there", other_port)
+        cause, remedy = "another program listens there", other_port
     elif error.errno == errno.EACCES:
-        found = Cause("ports below 1024 are for privileged processes", other_port)
+        cause, remedy = "ports below 1024 are for privileged processes", other_port
     return RendezvousError(
         what=f"cannot host a store at {printed(host, port) if port else host}: {system_message(error)}",
-        cause=found.cause,
-        remedy=found.remedy or "pass an address of this machine; rank 0 hosts the store unless another process does",
+        cause=cause,
+        remedy=remedy or "pass an address of this machine; rank 0 hosts the store unless another process does",
         operation="serve_store",
     )
 

@@ -13,7 +13,6 @@ import resource
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, ParamSpec, TypeVar
 
 from multiworld.errors import DescriptorsExhausted
@@ -115,33 +114,23 @@ class Reserve:
 reserve = Reserve()
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """Why a call of the operating system failed; ``remedy`` is None where only the caller knows it."""
-
-    cause: str
-    remedy: str | None = None
-
-
 def system_message(error: OSError) -> str:
     """The operating system's message alone: Python's ``create_server`` appends the address again."""
     number = error.errno or 0
     return os.strerror(number) if number > 0 else error.strerror or str(error)  # the resolver's are below 0
 
 
-def cause_of(error: OSError, otherwise: str) -> Cause:
-    """The cause of ``error``; ``otherwise`` if it is unknown here."""
+def cause_of(error: OSError, otherwise: str) -> tuple[str, str | None]:
+    """The cause of ``error``, ``otherwise`` if it is unknown here, and the remedy; None where only the caller knows."""
     shortage = descriptor_shortage(error)
     if shortage is not None:
         of_system = "raise the limit (sysctl fs.file-max), or end programs that hold many"
-        return Cause(shortage, of_system if error.errno == errno.ENFILE else DescriptorsExhausted.what_to_do)
+        return shortage, of_system if error.errno == errno.ENFILE else DescriptorsExhausted.what_to_do
     if isinstance(error, socket.gaierror):
-        return Cause(
-            "the host's name is not known here, or the name service does not answer",
-            "correct the name, or pass an address in numbers",
-        )
+        cause = "the host's name is not known here, or the name service does not answer"
+        return cause, "correct the name, or pass an address in numbers"
     if error.errno == errno.ECONNREFUSED:
-        return Cause("no process listens there: its host has not started, has ended, or listens elsewhere")
+        return "no process listens there: its host has not started, has ended, or listens elsewhere", None
     if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN):
-        return Cause("there is no route to it", "check the network, or choose an address that is reached from here")
-    return Cause(otherwise)
+        return "there is no route to it", "check the network, or choose an address that is reached from here"
+    return otherwise, None

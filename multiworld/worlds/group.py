@@ -15,8 +15,7 @@ from multiworld.errors import InvalidArgument
 from multiworld.operations import collectives, exchanges, objects, p2p
 from multiworld.operations.call import Call, GroupBase, SyncBase
 from multiworld.operations.p2p import P2P
-from multiworld.operations.plain_broadcast import broadcast_plain
-from multiworld.operations.plain_messages import exchange, exchange_awaited
+from multiworld.operations.plain_messages import broadcast_plain, exchange, exchange_awaited
 from multiworld.session.member import Member
 from multiworld.worlds.twins import WaitingCall, twin
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from multiworld.config import WorldConfig, WorldState
-from multiworld.errors import BrokenWorldException, InvalidArgument, MultiWorldError, WorldClosed
+from multiworld.config import WorldConfig, WorldState, whole_number
+from multiworld.errors import BrokenWorldException, InvalidArgument, MultiWorldError, TooFewMembers, WorldClosed
 from multiworld.operations import objects
 from multiworld.process.event_loop import check_no_loop, running_loop
 from multiworld.process.threads import run_in_thread, wait_in_loop
@@ -24,7 +24,6 @@ from multiworld.session.counters import Counters
 from multiworld.tensors.checks import check_list, check_number, invalid
 from multiworld.worlds.group import Group, SyncGroup
 from multiworld.worlds.rejoining import Change, RejoinCall, Rejoins
-from multiworld.worlds.resizing import check_resizable, checked_change, enough
 from multiworld.worlds.twins import twin, waited_here
 
 if TYPE_CHECKING:
@@ -218,12 +217,17 @@ class World(Group):
             RendezvousError: a member that runs did not call it, or calls another method.
             InvalidArgument: a DeviceMesh keeps the present size, or ``min_size`` cannot be right.
         """
+        world = self._group
         try:
-            change = checked_change(self.member, min_size)
-            check_resizable(self.member, (self, *self._groups), "shrink")
-            return enough(await self._rejoin(None, None, timeout, change), min_size)
+            change = Change(world._checked_min_size(min_size))
+            world._check_resizable("shrink")
+            await self._rejoin(None, None, timeout, change)
+            if world.size < min_size:  # it was whole, and may have had fewer before
+                what, where = f"the world has {world.size} members, and min_size is {min_size}", world.member.session
+                raise TooFewMembers(world.name, what, left=world.size, **where.membership.where("shrink"))
         except MultiWorldError as error:
             raise error.without_frames() from error.__cause__  # the caller's line says where
+        return world
 
     async def grow(self, *, timeout: float | None = None) -> World:
         """Take in the newcomers that wait, see ``pending``, and go on with them as the next generation.
@@ -240,7 +244,7 @@ class World(Group):
             StaleGeneration, RendezvousError, InvalidArgument: as ``shrink``.
         """
         try:
-            check_resizable(self.member, (self, *self._groups), "grow")
+            self._group._check_resizable("grow")
             with self._call(self, "grow", timeout) as call:
                 seen = [claim.packed() for claim in self.member.session.door.guests]
                 told = await call.done(objects.broadcast_object(call.engine, self, seen, 0, ()))
@@ -258,6 +262,18 @@ class World(Group):
     def pending(self) -> tuple[str, ...]:
         """Identities of the newcomers that wait, as rank 0 has told so far; does not block. See ``grow``."""
         return self.member.session.door.waiting
+
+    def _check_resizable(self, operation: str) -> None:
+        """Raise ``InvalidArgument`` while a DeviceMesh keeps the present size of the world, or of a group of it."""
+        for group in (self, *self._groups):
+            if group._process_group is not None:
+                group._process_group.check_resizable(self.world_rank, operation)
+
+    def _checked_min_size(self, min_size: int) -> int:
+        least = whole_number(min_size)
+        if least is None or least < 1:
+            raise invalid(self, "shrink", f"min_size is {min_size!r}", "pass a number of members")
+        return least
 
     async def _leave(self) -> None:
         running_loop("leave", self.name, self.world_rank)

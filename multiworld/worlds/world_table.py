@@ -222,9 +222,9 @@ class WorldTable(Generic[World]):
         except OSError as error:
             met.acceptor.close()
             met.wires.close()
-            found = cause_of(error, "the system refuses what a world needs")
+            cause, remedy = cause_of(error, "the system refuses what a world needs")
             what = f"the members have met, but the world cannot begin: {system_message(error)}"
-            raise RendezvousError(what=what, cause=found.cause, remedy=found.remedy) from None
+            raise RendezvousError(what=what, cause=cause, remedy=remedy) from None
 
     @contextlib.contextmanager
     def _attempting(self, name: str) -> Iterator[None]:

@@ -20,7 +20,7 @@ import torch
 from multiworld.engine import library
 from multiworld.engine.engine import Compiled, Engine
 from multiworld.errors import BrokenWorldException, LossReason, OpTimeout, PeerLost
-from multiworld.matching.membership import GroupMembers, Limits, Membership
+from multiworld.matching.membership import GroupMembers, Membership
 from multiworld.matching.operation import Launch, Operation
 from multiworld.matching.protocol import ranks_of_channel
 from multiworld.operations import p2p
@@ -98,7 +98,7 @@ class Member:
     lock: Any
 
     def __init__(self, rank: int, size: int, clock: Clock, socks: dict[int, socket.socket]) -> None:
-        us = Membership("w", rank, size, 1, "gloo", Limits(OP_TIMEOUT, 1 << 20))
+        us = Membership("w", rank, size, 1, "gloo", OP_TIMEOUT, 1 << 20)
         self.lock = threading.RLock()
         self.hub = cast("Reactor", NoHub())
         self.wires = {peer: Wire(self, peer, sock) for peer, sock in socks.items()}

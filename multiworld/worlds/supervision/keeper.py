@@ -22,7 +22,6 @@ from multiworld.errors import (
 from multiworld.events import AttemptFailed, Event, WorldGivenUp
 from multiworld.process.threads import run_in_thread, wait_in_loop
 from multiworld.worlds.rejoining import Change, RejoinCall
-from multiworld.worlds.resizing import check_resizable
 from multiworld.worlds.status import WorldStatus, is_ready, world_status
 from multiworld.worlds.supervision.want import Backoff, Want
 from multiworld.worlds.world import World
@@ -146,7 +145,7 @@ class Keeper:
 
     async def _go_on(self, world: World, rank: int | None, size: int | None, change: Change | None) -> None:
         if change is not None:
-            check_resizable(world.member, (world, *world._groups), change.operation)
+            world._check_resizable(change.operation)
         call = RejoinCall(world._rejoins, rank, size, self.config.join_timeout, world.member.loop, change)
         await call.see_through(wait_in_loop)
 

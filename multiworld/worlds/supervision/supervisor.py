@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from functools import partial
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from multiworld.config import WorldConfig
@@ -22,7 +24,6 @@ from multiworld.store.sources import parsed
 from multiworld.transport.descriptors import limit
 from multiworld.worlds.join_call import as_it_is, as_told, join
 from multiworld.worlds.status import WorldStatus
-from multiworld.worlds.supervision.draining import at_sigterm
 from multiworld.worlds.supervision.keeper import Keeper
 from multiworld.worlds.supervision.want import Backoff, Want
 from multiworld.worlds.world import World
@@ -67,7 +68,7 @@ class Supervisor:
         self._thread = threading.Thread(target=self._loop.run_forever, name="mw-keep", daemon=True)
         self._thread.start()
         self._detach = worlds.resources.bus.attach(lambda _: self._tell())
-        self._restore = at_sigterm(self.drain)
+        self._restore = _at_sigterm(self.drain)
         worlds.closers.append(self.close)
         try:
             for name in self._table:
@@ -304,6 +305,38 @@ class Supervisor:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
         self._loop.stop()
+
+
+def _at_sigterm(drain: Callable[[], bool]) -> Callable[[], bool]:
+    """Call ``drain`` at the first SIGTERM, as a cluster sends it before it kills a process, then the handler that was
+    there. Only the main thread can set a handler: elsewhere nothing is done.
+
+    Args:
+        drain: returns whether there is something to drain; then the default, which ends the process, is left out.
+
+    Returns:
+        The function that puts the handler of before back; it tells whether it did.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    if threading.current_thread() is not threading.main_thread() or before is None:  # None: it was not set in Python
+        return lambda: False
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        restored, drained = restore(), drain()  # a second one means what it meant before
+        if callable(before):
+            before(number, frame)
+        elif restored and not drained:
+            signal.raise_signal(number)
+
+    def restore() -> bool:
+        ours = signal.getsignal(signal.SIGTERM) is handle
+        if ours and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+            return True
+        return False
+
+    signal.signal(signal.SIGTERM, handle)
+    return restore
 
 
 def _loop() -> asyncio.AbstractEventLoop:

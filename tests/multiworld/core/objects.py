@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from multiworld.matching.membership import Limits, Membership
+from multiworld.matching.membership import Membership
 from multiworld.serialization.pickling import allowed, dumps, loads
 
-US = Membership("w", 0, 2, 1, "gloo", Limits(1.0, 1 << 20))
+US = Membership("w", 0, 2, 1, "gloo", 1.0, 1 << 20)
 
 
 def load(data: bytes, allow: Any = ()) -> Any:

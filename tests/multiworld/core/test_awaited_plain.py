@@ -98,7 +98,7 @@ def test_an_interrupted_broadcast_ends_the_world_or_was_none(tmp_path: Path) -> 
         with two(f"file://{tmp_path}/{step}") as (first, second, pool):
             sending, got = pool.submit(second.sync.broadcast, torch.ones(1), 1), torch.zeros(1)
             broadcast = lambda got=got, first=first: first.sync.broadcast(got, 1)  # noqa: E731
-            hit = interrupted_at(step, ("plain_broadcast.py",), broadcast)
+            hit = interrupted_at(step, ("plain_messages.py",), broadcast)
             if first.failure is None and not got.item():
                 broadcast()
             if first.failure is None:

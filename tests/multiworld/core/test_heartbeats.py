@@ -18,7 +18,7 @@ from multiworld.liveness.monitor import Monitor
 from multiworld.liveness.neighbour import PATIENCE, ProcessId
 from multiworld.liveness.peer import TcpInfo
 from multiworld.liveness.pulse import PING, PONG
-from multiworld.matching.membership import Limits, Membership
+from multiworld.matching.membership import Membership
 from multiworld.transport.reactor import Reactor
 
 BEAT = Heartbeat()
@@ -127,7 +127,7 @@ class Member:
         self.time = JumpingSelector() if beside is None else beside.time
         self.hub = Reactor(self.time.clock, self.time) if beside is None else beside.hub
         self.monitor = Monitor(self.hub) if beside is None else beside.monitor
-        self.membership = Membership("w", 0, size, 1, "gloo", Limits(300.0, 1 << 20))
+        self.membership = Membership("w", 0, size, 1, "gloo", 300.0, 1 << 20)
         self.departed: frozenset[int] = frozenset()
         self.leaving: set[int] = set()
         self.control = Kernel(self.time)

@@ -15,7 +15,7 @@ from procs import log_shown, shared_pool
 
 from multiworld import InvalidArgument, MultiWorld, TensorMismatch
 from multiworld.lab.context import Context
-from multiworld.matching.membership import Limits, Membership
+from multiworld.matching.membership import Membership
 from multiworld.matching.protocol import CODES
 from multiworld.process.torch_modes import without_torch_modes
 from multiworld.tensors.shapes import shape_bytes, with_shape
@@ -183,7 +183,7 @@ def test_inside_a_transform_it_is_refused(both: Both, store: str) -> None:
 
 # what recv_tensor makes of bytes
 
-US = Membership("w", 0, 2, 1, "gloo", Limits(1.0, 1 << 20))
+US = Membership("w", 0, 2, 1, "gloo", 1.0, 1 << 20)
 
 
 def _message(payload: bytes, shape: tuple[int, ...], dims: int | None = None) -> torch.Tensor:

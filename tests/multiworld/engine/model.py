@@ -19,7 +19,7 @@ from multiworld.errors import LossReason, PeerLost, TensorMismatch
 from multiworld.matching.agreement import CollectiveOperation
 from multiworld.matching.collective_plan import Collective, Fingerprint, Plan
 from multiworld.matching.device import DeviceEnd, Moment
-from multiworld.matching.membership import GroupMembers, Limits, Membership
+from multiworld.matching.membership import GroupMembers, Membership
 from multiworld.matching.memory import bytes_of
 from multiworld.matching.operation import Launch, Operation
 from multiworld.matching.protocol import Mode
@@ -105,7 +105,7 @@ class Host:
         self.launches: list[Launch | None] = []  # None once it is over
         self.described: list[tuple[int, int, int, bool]] = []
         peers = [peer for peer in range(size) if peer != rank]
-        us = Membership("w", rank, size, 1, "nccl", Limits(60.0, LONGEST))
+        us = Membership("w", rank, size, 1, "nccl", 60.0, LONGEST)
         self.log: list[tuple[int, Frame]] = []
         self.sinks = {peer: ListSink(peer, self.log) for peer in peers}
         self.engine = Engine(us, self, self.sinks, contextlib.nullcontext(), lambda: 0.0, self.device)

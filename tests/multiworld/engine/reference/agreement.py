@@ -58,7 +58,7 @@ class GroupCollectives:
         ahead = (seq - self._next) % _NUMBERS
         ours = self._ours.get(seq)
         # The limit of the caller is for messages whose length the sender decides.
-        longest = max(MAX_PAYLOAD_BYTES, self._registry.membership.limits.max_message_bytes)
+        longest = max(MAX_PAYLOAD_BYTES, self._registry.membership.max_message_bytes)
         if not may_be_fingerprint(split) or not 0 <= nbytes - split <= longest:
             why = f"a fingerprint of {split} bytes in {nbytes}"
         elif (ahead >= MAX_EARLY) if ours is None else (peer not in ours.ranks or peer in ours.heard):

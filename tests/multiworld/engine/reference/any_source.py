@@ -8,11 +8,11 @@ from typing import Any
 from multiworld.errors import MultiWorldError
 from multiworld.matching.device import DeviceEnd
 from multiworld.matching.operation import Operation
-from multiworld.matching.send_receive import End, Received, Signature, View
+from multiworld.matching.send_receive import End, Received, Signature
 
 from .frames import Kind
 from .peer_messages import AnySource, PeerMessages
-from .send_receive import ReceiveOperation
+from .send_receive import ReceiveOperation, View
 
 
 class AnyReceive(Received):

@@ -18,14 +18,14 @@ from multiworld.matching.device import Device
 from multiworld.matching.membership import GroupMembers, Membership
 from multiworld.matching.operation import Operation, Registry
 from multiworld.matching.protocol import MAX_GROUPS
-from multiworld.matching.send_receive import End, Payload, Signature, View
+from multiworld.matching.send_receive import End, Payload, Signature
 
 from .agreement import GroupCollectives
 from .any_source import AnyReceive
 from .frames import Kind, Placement
 from .memory import room_for
 from .peer_messages import AnySource, PeerMessages
-from .send_receive import ReceiveOperation, SendOperation
+from .send_receive import ReceiveOperation, SendOperation, View
 from .sink import Host, Sink
 
 #: the kinds that come with every message, as plain numbers: each is compared for every frame

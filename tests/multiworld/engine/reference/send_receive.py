@@ -11,12 +11,14 @@ from typing import Any, Generic, Protocol, TypeVar
 from multiworld.matching.device import DeviceEnd
 from multiworld.matching.operation import Operation, Registry
 from multiworld.matching.protocol import Mode
-from multiworld.matching.send_receive import EXACT, End, Payload, Received, Signature, View
+from multiworld.matching.send_receive import EXACT, End, Payload, Received, Signature
 
 from .sink import Sink
 
 T = TypeVar("T")
 
+#: where a payload on the lane goes; None for memory that is found when it comes
+View = memoryview | None
 #: so many keys are kept before the empty queues among them are dropped
 ROOM = 1024
 
