@@ -89,13 +89,10 @@ class PrivateStream:
             time.sleep(_NAP)
         return True
 
-    def sticky_error(self) -> int:
-        """The error that every call on this device returns from now on; 0 if there is none."""
-        return sticky_error(self.pointer)
-
 
 def sticky_error(stream: int) -> int:
-    """The same, asked for in ``stream`` of the thread's current device."""
+    """The error that every call on the thread's current device returns from now on, asked for in ``stream``; 0 if there
+    is none."""
     codes = [_query(stream) for _ in range(2)]
     return codes[0] if codes[0] == codes[1] and codes[0] not in _CONTAINED else 0
 

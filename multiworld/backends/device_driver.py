@@ -483,7 +483,7 @@ class DeviceDriver(ABC):
         lost = device_failures.failure_of(self._us.device)
         if lost is not None or self._stream is None:
             return error if lost is None else lost
-        code = self._stream.sticky_error()
+        code = cuda.sticky_error(self._stream.pointer)
         return device_failures.report(self._us.device, code, str(error)) if code else error
 
     def _refused(self, error: RuntimeError) -> BackendFailed:

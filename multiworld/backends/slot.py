@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast
 
@@ -36,12 +35,6 @@ MAX_SET_UP_BYTES = 16 << 20
 VERDICT_SECONDS = 0.25
 
 
-class Bridge(Protocol):
-    """The way to the peers."""
-
-    def send_value(self, ranks: Sequence[int], gid: int, name: bytes, value: bytes) -> None: ...
-
-
 class SlotOwner(Protocol):
     """The session that the backend works for."""
 
@@ -51,8 +44,6 @@ class SlotOwner(Protocol):
     def config(self) -> WorldConfig: ...
     @property
     def lock(self) -> AbstractContextManager[Any]: ...
-    @property
-    def bridge(self) -> Bridge: ...
     @property
     def hub(self) -> Reactor: ...
     @property
@@ -148,9 +139,10 @@ class DriverSlot:
         immortal(self._store)
 
     def _broadcast(self, key: str, value: bytes) -> None:
-        others = [rank for rank in self.ranks if rank != self._session.membership.rank]
+        others = tuple(rank for rank in self.ranks if rank != self._session.membership.rank)
         with self._session.lock:
-            self._session.bridge.send_value(others, self._gid, key.encode(), value)
+            if (native := self._session.engine.native) is not None:
+                native.value(others, self._gid, key.encode(), value)
 
     def _open(self, driver: Driver) -> None:
         try:

@@ -117,7 +117,7 @@ async def _way() -> str:
         store = left.serve_store()
         pair = await asyncio.gather(*(mw.join("doctor", rank, 2, store=store) for rank, mw in enumerate((left, right))))
         await _exchange(*pair)
-        return str(pair[0].member.session.ways()[1])
+        return str(pair[0].member.session.bridge.ways()[1])
 
 
 def _trial() -> Check:

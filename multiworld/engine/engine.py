@@ -129,12 +129,10 @@ class CompiledSend(Compiled):
         peer: int,
         signature: Signature | None,
         keep: Any,
-        number: int = 0,
         end: End = None,
     ) -> None:
         super().__init__(engine, name, keep)
-        self.engine, self.peer, self.signature = engine, peer, signature
-        self.number, self.end = number, end
+        self.engine, self.peer, self.signature, self.end = engine, peer, signature, end
         self.copying = False  # the caller's memory is copied on the device, since its caller waits no more
 
     def launched(self, peer: int) -> Launch:
@@ -198,12 +196,10 @@ class CompiledReceive(Compiled, Received):
         peers: tuple[int, ...],
         signature: Signature | None,
         keep: Any,
-        number: int = 0,
         end: End = None,
     ) -> None:
         super().__init__(engine, name, keep, end=end)
         self.engine, self.peers, self.signature = engine, peers, signature
-        self.number = number
         self._borrowed = end is not None and end.data is not None
         self._kept: CompiledReceive | None = None  # whose message it has
 
@@ -622,8 +618,8 @@ class Engine(Registry):
     def _launch(self, number: int, peer: int) -> None:
         operation = self._under_way(number)
         if operation is None:  # a message whose receive was given up before it came: it has no memory yet
-            operation = self._going[number] = CompiledReceive(self, "recv", (peer,), None, None, number)
-            operation.withdrawn = True
+            operation = self._going[number] = CompiledReceive(self, "recv", (peer,), None, None)
+            operation.number, operation.withdrawn = number, True
         if operation.done or self.failure is not None:
             return
         if isinstance(operation, CompiledCollective) and operation.plan.steps is not None:

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from functools import partial
-from types import FunctionType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +26,6 @@ from multiworld.errors import DeviceFailed, InvalidArgument, MultiWorldError
 from multiworld.matching.membership import GroupMembers
 from multiworld.operations.giving_up import give_up, give_up_awaited
 from multiworld.process.event_loop import check_no_loop
-from multiworld.process.threads import blocking
 from multiworld.process.torch_modes import torch_modes_active, transform, without_torch_modes
 from multiworld.session.member import Member
 from multiworld.tensors import memory_check
@@ -196,19 +195,6 @@ class SyncCall(_Call):
         except BaseException:
             give_up(self._session, operation)
             raise
-
-
-class SyncBase:
-    """Methods for a thread that waits itself; ``threads.blocked`` finds the threads in them."""
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        for method in vars(cls).values():
-            if isinstance(method, FunctionType):
-                blocking(method)
-
-    def __init__(self, group: GroupBase) -> None:
-        self._group = group
 
 
 def _invalid(group: GroupBase, operation: str, what: str, remedy: str) -> InvalidArgument:

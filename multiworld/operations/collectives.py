@@ -91,6 +91,11 @@ def nothing(_: Any) -> None:
     return None
 
 
+def raw(flat: torch.Tensor) -> torch.Tensor:
+    """``flat`` as bytes, so that the backend moves any dtype."""
+    return flat.view(torch.uint8)
+
+
 def buffers_for(engine: Engine, group: GroupMembers, operation: str, *tensors: torch.Tensor) -> StagingBuffers:
     """Make the place for the checked tensors of a collective: all on the device, or all on the CPU.
 
@@ -157,7 +162,7 @@ def broadcast(engine: Engine, group: GroupMembers, tensor: torch.Tensor, src: in
             bytes_of(flat)[:] = part(parts, src)
 
     def launch(driver: Driver) -> Any:
-        return driver.broadcast(buffers.raw(flat), src, after=buffers.after)
+        return driver.broadcast(raw(flat), src, after=buffers.after)
 
     signature = Fingerprint(Collective.BROADCAST, flat.nbytes, code, src, inline=inline, on_device=buffers.on_device)
     plan = Plan("broadcast", signature, lambda _: bytes_of(flat) if ours else None, absorb, launch)
@@ -261,7 +266,7 @@ def _gathered(
             bytes_of(target)[:] = bytes_of(flat) if place == me else part(parts, place)
 
     def launch(driver: Driver) -> Any:
-        targets, sent = buffers.raws(flats), buffers.raw(flat)
+        targets, sent = [*map(raw, flats)], raw(flat)
         if dst is None:
             return driver.all_gather(targets, sent, after=buffers.after)
         return driver.gather(targets, sent, dst, after=buffers.after)
@@ -299,7 +304,7 @@ def scatter(
         bytes_of(flat)[:] = bytes_of(flats[me]) if me == src else part(parts, src)
 
     def launch(driver: Driver) -> Any:
-        return driver.scatter(buffers.raw(flat), buffers.raws(flats), src, after=buffers.after)
+        return driver.scatter(raw(flat), [*map(raw, flats)], src, after=buffers.after)
 
     signature = Fingerprint(Collective.SCATTER, flat.nbytes, code, src, inline=inline, on_device=buffers.on_device)
     plan = Plan("scatter", signature, lambda place: bytes_of(flats[place]) if me == src else None, absorb, launch)

@@ -21,6 +21,7 @@ from multiworld.operations.collectives import (
     nothing,
     part,
     pieces,
+    raw,
     small,
     tensors_of,
 )
@@ -188,7 +189,7 @@ def _on_device(
     )
 
     def launch(driver: Driver) -> Any:
-        return driver.all_to_all(buffers.raw(got), buffers.raw(sent), splits[1], splits[0], after=buffers.after)
+        return driver.all_to_all(raw(got), raw(sent), splits[1], splits[0], after=buffers.after)
 
     def finish(value: Any) -> Any:
         after()

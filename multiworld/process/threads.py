@@ -47,21 +47,14 @@ def start_or_run(name: str, function: Callable[[], object]) -> None:
 
 
 @blocking
-def within(seconds: float, function: Callable[[], T], name: str, give_back: Callable[[T], None]) -> T:
-    """Run ``function()`` in a daemon thread and wait for its result for at most ``seconds``; a later one goes to
-    ``give_back``.
+def within(seconds: float, function: Callable[[], T], name: str) -> T:
+    """Run ``function()`` in a daemon thread and wait for its result for at most ``seconds``.
 
     Raises:
         TimeoutError: it is not done; its thread goes on alone.
     """
-    future: Future[T] = Future()
-    threading.Thread(target=_settle, args=(future, function, give_back), name=name, daemon=True).start()
-    try:
-        wait([future], min(seconds, threading.TIMEOUT_MAX))
-    except BaseException:
-        if not future.cancel() and future.exception() is None:
-            give_back(future.result())
-        raise
+    future = _begun(name, function)
+    wait([future], min(seconds, threading.TIMEOUT_MAX))
     if future.cancel():  # not done yet
         raise TimeoutError
     return future.result()
@@ -92,17 +85,19 @@ async def wait_in_loop(future: Future[Any], seconds: float | None) -> None:
             late.cancel()
 
 
-def _settle(future: Future[T], function: Callable[[], T], give_back: Callable[[T], None]) -> None:
-    try:
-        value = function()
-    except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
-        with contextlib.suppress(InvalidStateError):
-            future.set_exception(error)
-        return
-    try:
-        future.set_result(value)
-    except InvalidStateError:  # cancelled: that thread has stopped waiting
-        give_back(value)
+def _begun(name: str, function: Callable[[], T]) -> Future[T]:
+    """Run ``function`` in a daemon thread called ``name``: what comes of it, for one who may stop waiting."""
+    future: Future[T] = Future()
+
+    def work() -> None:
+        with contextlib.suppress(InvalidStateError):  # cancelled
+            try:
+                future.set_result(function())
+            except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
+                future.set_exception(error)
+
+    threading.Thread(target=work, name=name, daemon=True).start()
+    return future
 
 
 async def run_in_thread(name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -110,8 +105,6 @@ async def run_in_thread(name: str, function: Callable[P, T], /, *args: P.args, *
 
     A cancelled await returns at once; the thread ends when the function does.
     """
-    future: Future[T] = Future()
-    work = partial(_settle, future, partial(function, *args, **kwargs), lambda _: None)
-    threading.Thread(target=work, name=name, daemon=True).start()
+    future = _begun(name, partial(function, *args, **kwargs))
     await wait_in_loop(future, None)
     return future.result()

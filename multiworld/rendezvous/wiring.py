@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from multiworld.config import NetworkSettings, printed
 from multiworld.liveness.monitor import watched_by
@@ -34,10 +34,6 @@ from multiworld.transport.handshake import greet
 from multiworld.transport.lines import Lines
 from multiworld.transport.sockets import connected, connected_here
 
-#: picks those claims whose process no heartbeat connection leads to yet
-Unconnected: TypeAlias = Callable[[Iterable[Claim]], list[Claim]]
-#: seconds that are left for a step which began at that monotonic time
-Left: TypeAlias = Callable[[float], float]
 #: the connections between two members
 ROLES = (Role.LANE, Role.CONTROL)
 READY = b"R"
@@ -68,61 +64,6 @@ class Incompatible(Exception):
     def __init__(self, peer: int, claim: Claim, error: GreetingError) -> None:
         super().__init__(f"rank {peer} at {printed(claim.address, claim.port)} {error.what}")
         self.error = error
-
-
-@dataclass(frozen=True, slots=True)
-class PeerDialler:
-    """Makes the connections of one member to the others."""
-
-    world: str
-    generation: int
-    rank: int
-    claims: Sequence[Claim]  #: by rank
-    places: Sequence[int]  #: by rank
-    network: NetworkSettings
-    near: bool = False  #: whether our lanes may be other than TCP
-
-    def dial(self, role: Role, peer: int, timeout: float) -> socket.socket:
-        claim = self.claims[peer]
-        hello = Hello(role, self.world, self.generation, self.places[self.rank], self.places[peer], claim.incarnation)
-        near = self.near and role is Role.LANE and share_network(self.claims[self.rank].machine, claim.machine)
-        return dial(claim, hello, self.network, timeout, near=near)
-
-    def pulse(self, peer: int, timeout: float) -> socket.socket:
-        """Connect to the responder of ``peer`` and wait for one answer; raises ``OSError``. Each step has ``timeout``
-        seconds."""
-        sock = self.dial(Role.PULSE, peer, timeout)
-        try:
-            first_ping(sock)
-        except BaseException:
-            sock.close()
-            raise
-        return sock
-
-    def mark(self) -> bytes:
-        """The mark of this generation, from which on connections are used that both sides have kept."""
-        return mark_of(self.claims[0], f"{self.world} {self.generation}", self.network.secret)
-
-    def dial_both(self, wires: Wires, peer: int, left: Left) -> None:
-        """Make both connections to ``peer``; raises as ``wire``."""
-        for role in ROLES:
-            wires.put(peer, role, self.wire(peer, role, left(time.monotonic())))
-
-    def wire(self, peer: int, role: Role, timeout: float) -> socket.socket:
-        """Connect to ``peer`` for ``role``. Raises ``WiringFailed`` if it cannot be reached or refuses,
-        ``Incompatible`` if it has another secret or protocol."""
-        claim = self.claims[peer]
-        try:
-            return self.dial(role, peer, timeout)
-        except socket.gaierror as error:
-            why = f"{claim.address!r} is not known on this machine"
-            if "%" in claim.address:
-                why += ": this machine has no interface of that name, and a link-local address needs one"
-            raise WiringFailed(peer, why) from error
-        except OSError as error:
-            if isinstance(error, GreetingError) and error.lasting:
-                raise Incompatible(peer, claim, error) from None
-            raise WiringFailed(peer, str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,93 +286,146 @@ def answer_presence(hello: Hello) -> Taker | str:
     return socket.socket.close if hello.role is Role.PROBE else "a member is reached by its incarnation"
 
 
-def wire(
-    dialler: PeerDialler,
-    acceptor: HandshakeAcceptor,
-    deadline: float,
-    patience: Callable[[], float],
-    cancelled: Callable[[], bool],
-    over: Callable[[], bool],
-    unconnected: Unconnected,
-    kept: tuple[HeldLanes, Lines],
-) -> Steps[Wires]:
-    """Make all connections of a member until ``deadline``, but for those that were ``kept``; a step of a peer may take
-    ``patience()`` seconds.
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """Makes all connections of one member to the others.
 
-    Raises:
-        WiringFailed: with the rank of the peer that is missing, or since ``cancelled`` or ``over`` said True; the
-            lowest member asks that one before it tells that all are ready, as it may have slept meanwhile.
-        Incompatible: a peer has another secret or protocol.
+    Attributes:
+        claims: of all members, by rank; so are their ``places``.
+        near: whether our lanes may be other than TCP.
+        acceptor: has those who dial us.
+        deadline: of all of it, a monotonic time; a step of a peer may take ``patience()`` seconds.
+        cancelled: asked now and then; True gives up. So does ``over``, which the lowest member asks before it tells
+            that all are ready, as it may have slept meanwhile.
+        unconnected: picks those claims whose process no heartbeat connection leads to yet.
     """
-    wires = Wires({}, *kept, dialler.mark(), {}, dialler.pulse)
 
-    def left(since: float) -> float:
+    world: str
+    generation: int
+    rank: int
+    claims: Sequence[Claim]
+    places: Sequence[int]
+    network: NetworkSettings
+    near: bool
+    acceptor: HandshakeAcceptor
+    deadline: float
+    patience: Callable[[], float]
+    cancelled: Callable[[], bool]
+    over: Callable[[], bool]
+    unconnected: Callable[[Iterable[Claim]], list[Claim]]
+
+    def connect(self, kept: tuple[HeldLanes, Lines]) -> Steps[Wires]:
+        """Make all connections but for those that were ``kept``.
+
+        Raises:
+            WiringFailed: with the rank of the peer that is missing, or since ``cancelled`` or ``over`` said True.
+            Incompatible: a peer has another secret or protocol.
+        """
+        # The mark is that of this generation, from which on connections are used that both sides have kept.
+        mark = mark_of(self.claims[0], f"{self.world} {self.generation}", self.network.secret)
+        wires = Wires({}, *kept, mark, {}, self.pulse)
+        try:
+            wires.lines.begin_at(wires.mark)
+            for peer in sorted({*range(self.rank)} - wires.lead_to()):
+                for role in ROLES:
+                    wires.put(peer, role, self._dial_peer(peer, role))
+            yield from self._await_others(wires)
+            self._dial_pulses(wires)
+            yield from self._all_ready(wires.lines)
+        except BaseException:
+            wires.close()
+            raise
+        return wires
+
+    def pulse(self, peer: int, timeout: float) -> socket.socket:
+        """Connect to the responder of ``peer`` and wait for one answer; raises ``OSError``. Each step has ``timeout``
+        seconds."""
+        sock = self._dial(Role.PULSE, peer, timeout)
+        try:
+            first_ping(sock)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def _left(self, since: float) -> float:
         """Seconds that are left for a step which began at ``since``."""
-        return max(since + SHORTEST_STEP, min(since + patience(), deadline)) - time.monotonic()
+        return max(since + SHORTEST_STEP, min(since + self.patience(), self.deadline)) - time.monotonic()
 
-    try:
-        wires.lines.begin_at(wires.mark)
-        for peer in sorted({*range(dialler.rank)} - wires.lead_to()):
-            dialler.dial_both(wires, peer, left)
-        yield from _await_others(wires, dialler, acceptor, left, cancelled)
-        _dial_pulses(wires, dialler, left, unconnected)
-        yield from _all_ready(wires, dialler.rank, acceptor, left, cancelled, over)
-    except BaseException:
-        wires.close()
-        raise
-    return wires
+    def _dial(self, role: Role, peer: int, timeout: float) -> socket.socket:
+        claim = self.claims[peer]
+        hello = Hello(role, self.world, self.generation, self.places[self.rank], self.places[peer], claim.incarnation)
+        near = self.near and role is Role.LANE and share_network(self.claims[self.rank].machine, claim.machine)
+        return dial(claim, hello, self.network, timeout, near=near)
 
+    def _dial_peer(self, peer: int, role: Role) -> socket.socket:
+        """Connect to ``peer`` for ``role``; raises as ``connect`` if it cannot be reached or refuses."""
+        claim = self.claims[peer]
+        try:
+            return self._dial(role, peer, self._left(time.monotonic()))
+        except socket.gaierror as error:
+            why = f"{claim.address!r} is not known on this machine"
+            if "%" in claim.address:
+                why += ": this machine has no interface of that name, and a link-local address needs one"
+            raise WiringFailed(peer, why) from error
+        except OSError as error:
+            if isinstance(error, GreetingError) and error.lasting:
+                raise Incompatible(peer, claim, error) from None
+            raise WiringFailed(peer, str(error)) from error
 
-def _dial_pulses(wires: Wires, dialler: PeerDialler, left: Left, unconnected: Unconnected) -> None:
-    """Connect to the peers that we watch first."""
-    claims = dialler.claims
-    ring = {claims[rank].incarnation: rank for rank in watched_by(dialler.rank, len(claims), (), ())}
-    for claim in unconnected(claims[peer] for peer in ring.values()):
-        peer = ring[claim.incarnation]
-        with _blaming(peer):
-            wires.pulses[peer] = dialler.pulse(peer, left(time.monotonic()))
+    def _await_others(self, wires: Wires) -> Steps[None]:
+        """Wait for those who dial us."""
+        since, others = time.monotonic(), {*range(len(self.claims))} - {self.rank}
+        while True:
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    place, role, sock = self.acceptor.arrived.get_nowait()
+                    if place not in self.places:  # a candidate that is not in
+                        sock.close()
+                        continue
+                    _send_at_once(sock)
+                    wires.put(self.places.index(place), role, sock)
+            missing = others - wires.lead_to()
+            if not missing:
+                break
+            if self.cancelled() or self._left(since) < 0:
+                raise WiringFailed(min(missing), "did not connect in time")
+            yield Pause(ARRIVAL_PAUSE, urgent=True)
+        self.acceptor.complete()
 
+    def _dial_pulses(self, wires: Wires) -> None:
+        """Connect to the peers that we watch first."""
+        ring = {self.claims[rank].incarnation: rank for rank in watched_by(self.rank, len(self.claims), (), ())}
+        for claim in self.unconnected(self.claims[peer] for peer in ring.values()):
+            peer = ring[claim.incarnation]
+            with _blaming(peer):
+                wires.pulses[peer] = self.pulse(peer, self._left(time.monotonic()))
 
-def _await_others(
-    wires: Wires, dialler: PeerDialler, acceptor: HandshakeAcceptor, left: Left, cancelled: Callable[[], bool]
-) -> Steps[None]:
-    """Wait for those who dial us."""
-    since, others = time.monotonic(), {*range(len(dialler.claims))} - {dialler.rank}
-    while True:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                place, role, sock = acceptor.arrived.get_nowait()
-                if place not in dialler.places:  # a candidate that is not in
-                    sock.close()
-                    continue
-                _send_at_once(sock)
-                wires.put(dialler.places.index(place), role, sock)
-        missing = others - wires.lead_to()
-        if not missing:
-            break
-        if cancelled() or left(since) < 0:
-            raise WiringFailed(min(missing), "did not connect in time")
-        yield Pause(ARRIVAL_PAUSE, urgent=True)
-    acceptor.complete()
+    def _all_ready(self, lines: Lines) -> Steps[None]:
+        """Wait until all members are ready: the lowest one hears it from each, and then tells them."""
+        others = set(lines.socks)
+        if self.cancelled():  # with connections that were kept, nothing has been waited for
+            raise WiringFailed(min(others, default=self.rank), "it was given up here, or the others have gone on")
+        _say(lines, {0} if self.rank else ())
+        yield from self._hear(lines, {0} if self.rank else set(others))
+        if not self.rank and self.over():
+            raise WiringFailed(min(others, default=self.rank), "the others have gone on")
+        _say(lines, () if self.rank else others)
 
-
-def _all_ready(
-    wires: Wires,
-    rank: int,
-    acceptor: HandshakeAcceptor,
-    left: Left,
-    cancelled: Callable[[], bool],
-    over: Callable[[], bool],
-) -> Steps[None]:
-    """Wait until all members are ready: the lowest one hears it from each, and then tells them."""
-    lines, others = wires.lines, set(wires.lines.socks)
-    if cancelled():  # with connections that were kept, nothing has been waited for
-        raise WiringFailed(min(others, default=rank), "it was given up here, or the others have gone on")
-    _say(lines, {0} if rank else ())
-    yield from _hear(lines, {0} if rank else set(others), acceptor, left, cancelled)
-    if not rank and over():
-        raise WiringFailed(min(others, default=rank), "the others have gone on")
-    _say(lines, () if rank else others)
+    def _hear(self, lines: Lines, awaited: set[int]) -> Steps[None]:
+        """Wait until the ``awaited`` peers say that they are ready too."""
+        since = time.monotonic()
+        while awaited:
+            heard = {peer for peer in awaited & lines.ready() if _said(lines, peer)}
+            awaited -= heard
+            if heard:
+                since = time.monotonic()
+                continue
+            if self.cancelled() or self._left(since) < 0:
+                raise WiringFailed(min(awaited), "timed out")
+            if not lines.ready():  # else one who is in already has said more, which nobody takes yet
+                self.acceptor.await_word(lines)
+            yield Pause(ARRIVAL_PAUSE, urgent=True)
 
 
 def _say(lines: Lines, peers: Iterable[int]) -> None:
@@ -439,24 +433,6 @@ def _say(lines: Lines, peers: Iterable[int]) -> None:
     for peer in peers:
         with _blaming(peer):
             lines.send(peer, READY)
-
-
-def _hear(
-    lines: Lines, awaited: set[int], acceptor: HandshakeAcceptor, left: Left, cancelled: Callable[[], bool]
-) -> Steps[None]:
-    """Wait until the ``awaited`` peers say that they are ready too."""
-    since = time.monotonic()
-    while awaited:
-        heard = {peer for peer in awaited & lines.ready() if _said(lines, peer)}
-        awaited -= heard
-        if heard:
-            since = time.monotonic()
-            continue
-        if cancelled() or left(since) < 0:
-            raise WiringFailed(min(awaited), "timed out")
-        if not lines.ready():  # else one who is in already has said more, which nobody takes yet
-            acceptor.await_word(lines)
-        yield Pause(ARRIVAL_PAUSE, urgent=True)
 
 
 def _said(lines: Lines, peer: int) -> bool:

@@ -222,15 +222,6 @@ class Bridge:
 
     # sending, and the end
 
-    def send_value(self, ranks: Sequence[int], gid: int, name: bytes, value: bytes) -> None:
-        """Send a value for the set-up of a backend to these members."""
-        if self._native is not None:
-            self._native.value(tuple(ranks), gid, name, value)
-
-    def say_bye(self, *, gives_up: bool) -> None:
-        """Say to all peers that we leave, and nothing follows."""
-        self._native.bye(gives_up)
-
     def stop(self, *, orderly: bool) -> None:
         """Read and write callers' memory no more; with ``orderly``, what was sent still goes out."""
         self._native.end(orderly)

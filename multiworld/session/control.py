@@ -12,6 +12,7 @@ from multiworld.errors import BrokenWorldException, LossReason, PeerLost
 from multiworld.liveness.monitor import watched_by
 from multiworld.liveness.peer import TcpInfo, tcp_info
 from multiworld.matching.membership import Membership
+from multiworld.session.door import Door
 from multiworld.transport.lines import Lines
 from multiworld.transport.reactor import Reactor
 
@@ -23,12 +24,6 @@ EXPLANATION_SECONDS = 0.05
 #: who is lost in these ways is not waited for where the others go on without the lost
 GONE: Final = (LossReason.EOF, LossReason.SILENCE)
 CANCELLED_CAUSE = "the await of it was cancelled there: by a time limit, by the end of its task, or by Ctrl-C"
-
-
-class DoorSign(Protocol):
-    """The door of the world, as rank 0 tells of it."""
-
-    def told(self, waiting: Iterable[object]) -> None: ...
 
 
 class ControlOwner(Protocol):
@@ -45,7 +40,7 @@ class ControlOwner(Protocol):
     @property
     def failure(self) -> BrokenWorldException | None: ...
     @property
-    def door(self) -> DoorSign: ...
+    def door(self) -> Door: ...
     def lost(self, peer: int, how: LossReason, what: str) -> None: ...
     def break_(self, error: BrokenWorldException, *, tell: bool = True) -> None: ...
     def end_in_order(self, error: BrokenWorldException, ended: Collection[int]) -> None: ...

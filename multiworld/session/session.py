@@ -371,7 +371,7 @@ class Session:
             if not was_broken:
                 error = WorldClosed(self.name, "the world was left", **self.membership.where())
                 self.engine.failure = error
-                self.bridge.say_bye(gives_up=self.engine.gives_up())
+                self.engine.native.bye(self.engine.gives_up())  # nothing follows
                 self._release(error, orderly=True)
         if not was_closed:
             self.control.tell_bye(returns=returns)
@@ -476,10 +476,6 @@ class Session:
         sent = Counter({peer: sent for peer, (sent, _) in traffic.items()})
         received = Counter({peer: received for peer, (_, received) in traffic.items()})
         return Counters(Counter(self.engine.counts), sent, received, self.engine.latencies)
-
-    def ways(self) -> dict[int, str]:
-        """How large payloads go to each peer, see ``Bridge.ways``."""
-        return self.bridge.ways()
 
     def publish(self, event: Event) -> None:
         """Hand an event to those who listen; in the hub's thread, never in the caller's."""

@@ -23,7 +23,7 @@ def resolved(host: str, port: int, left: Callable[[], float]) -> list[Resolved]:
     if _is_numeric(host):
         return _asked(host, port)
     try:
-        return within(max(0.0, left()), lambda: _asked(host, port), f"mw-name-{host}", lambda _: None)
+        return within(max(0.0, left()), lambda: _asked(host, port), f"mw-name-{host}")
     except TimeoutError:
         raise socket.gaierror(socket.EAI_AGAIN, "the name service does not answer") from None
 

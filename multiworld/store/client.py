@@ -16,7 +16,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from multiworld.config import TcpStoreAddress
 from multiworld.store.addresses import Resolved, resolved
@@ -329,22 +329,18 @@ def _connected_to(place: Resolved, deadline: Deadline) -> socket.socket:
     family, address = place
     sock = made(socket.socket, family, socket.SOCK_STREAM)
     try:
-        _connect(sock, address, deadline)
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        number = sock.connect_ex(address)
+        if number == errno.EINPROGRESS:
+            _await_connection(sock, deadline)
+            number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if number:
+            raise OSError(number, os.strerror(number))  # noqa: TRY301 - the socket is closed for it, too
     except BaseException:
         sock.close()
         raise
     return sock
-
-
-def _connect(sock: socket.socket, address: Any, deadline: Deadline) -> None:
-    sock.setblocking(False)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    number = sock.connect_ex(address)
-    if number == errno.EINPROGRESS:
-        _await_connection(sock, deadline)
-        number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-    if number:
-        raise OSError(number, os.strerror(number))
 
 
 def _unreachable(error: OSError) -> StoreFailed:

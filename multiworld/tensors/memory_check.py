@@ -14,7 +14,6 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -37,14 +36,9 @@ class MemoryTouched(MultiWorldError, AssertionError):
     what_to_do = "report it, with the operation named here"
 
 
-@dataclass(frozen=True, slots=True)
-class _Released:
-    operation: str
-    memory: torch.Tensor
-
-
 _guard = threading.Lock()
-_aside: deque[_Released] = deque()
+#: the operation that had it, and the memory
+_aside: deque[tuple[str, torch.Tensor]] = deque()
 _bytes = 0
 
 
@@ -80,7 +74,7 @@ def verify() -> None:
         released, _bytes = list(_aside), 0
         _aside.clear()
     for one in released:
-        _check(one)
+        _check(*one)
 
 
 def _put_aside(operation: str, memory: torch.Tensor) -> None:
@@ -88,20 +82,20 @@ def _put_aside(operation: str, memory: torch.Tensor) -> None:
     flat = memory.reshape(-1).view(torch.uint8)
     with torch.inference_mode():
         flat.fill_(PATTERN)
-    old: list[_Released] = []
+    old: list[tuple[str, torch.Tensor]] = []
     with _guard:
-        _aside.append(_Released(operation, flat))
+        _aside.append((operation, flat))
         _bytes += flat.numel()
         while _bytes > LIMIT_BYTES:
             old.append(_aside.popleft())
-            _bytes -= old[-1].memory.numel()
+            _bytes -= old[-1][1].numel()
     for one in old:
-        _check(one)
+        _check(*one)
 
 
-def _check(released: _Released) -> None:
-    touched = int((released.memory != PATTERN).sum())
+def _check(operation: str, memory: torch.Tensor) -> None:
+    touched = int((memory != PATTERN).sum())
     if touched:
-        what = f"{touched} of {released.memory.numel()} bytes were written to after {released.operation} had ended"
+        what = f"{touched} of {memory.numel()} bytes were written to after {operation} had ended"
         logger.critical(what)
-        raise MemoryTouched(None, what, operation=released.operation)
+        raise MemoryTouched(None, what, operation=operation)

@@ -48,14 +48,6 @@ class StagingBuffers:
             return self._borrow(flat, written=True)
         return self._stage(flat, copied(flat))
 
-    def raw(self, flat: torch.Tensor) -> torch.Tensor:
-        """``flat`` as bytes, so that the backend moves any dtype."""
-        return flat.view(torch.uint8)
-
-    def raws(self, flats: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Each as bytes."""
-        return [self.raw(flat) for flat in flats]
-
     def joined(self, flats: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the content of ``flats``, one after the other, in memory of the collective's own."""
         if self.device is None:

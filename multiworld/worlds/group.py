@@ -13,9 +13,10 @@ from torch.distributed import ReduceOp, distributed_c10d
 
 from multiworld.errors import InvalidArgument
 from multiworld.operations import collectives, exchanges, objects, p2p
-from multiworld.operations.call import Call, GroupBase, SyncBase
+from multiworld.operations.call import Call, GroupBase
 from multiworld.operations.p2p import P2P
 from multiworld.operations.plain_messages import broadcast_plain, exchange, exchange_awaited
+from multiworld.process.threads import blocking
 from multiworld.session.member import Member
 from multiworld.worlds.twins import WaitingCall, twin
 
@@ -430,18 +431,19 @@ class Group(GroupBase):
             return await call.done(objects.scatter_object(call.engine, self, objs, src, allow))
 
 
-class SyncGroup(SyncBase, GroupBase):
+class SyncGroup(GroupBase):
     """The operations of a group for a thread that waits itself, see ``Group.sync``."""
 
     _call: ClassVar = WaitingCall
 
     def __init__(self, group: Group) -> None:
         self.__dict__ = group.__dict__  # one state: a rejoin changes the ranks of both
-        super().__init__(group)
+        self._group = group
 
     _send = twin(Group.send)
     _recv = twin(Group.recv)
 
+    @blocking
     def send(
         self, tensor: torch.Tensor, dst: int, *, tag: int = 0, stream: bool = False, timeout: float | None = None
     ) -> None:
@@ -450,6 +452,7 @@ class SyncGroup(SyncBase, GroupBase):
 
     send.__doc__ = Group.send.__doc__
 
+    @blocking
     def recv(
         self,
         tensor: torch.Tensor,

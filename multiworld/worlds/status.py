@@ -64,7 +64,7 @@ def world_status(world: World) -> WorldStatus:
     """Describe a world that was joined."""
     failure = world.failure
     text = "" if failure is None else f"{type(failure).__name__}: {failure.what}"
-    lanes = Counter(world.member.session.ways().values())
+    lanes = Counter(world.member.session.bridge.ways().values())
     ways = ", ".join(f"{count} {way}" for way, count in sorted(lanes.items()))
     place = world.name, world.world_rank, world.config.size, world.generation
     return WorldStatus(*place, world.state.value, text, ways, is_ready(world))

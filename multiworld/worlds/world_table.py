@@ -114,7 +114,7 @@ class WorldTable(Generic[World]):
             source = self.resources.stores.reader(parsed(store), store)
             read = functools.partial(listed, source, timeout, self._end.is_set)
             try:
-                return within(timeout + STORE_GRACE_SECONDS, read, "mw-list", lambda _: None)
+                return within(timeout + STORE_GRACE_SECONDS, read, "mw-list")
             except TimeoutError:
                 raise store_silent(source.where, None) from None
 

@@ -30,7 +30,6 @@ from multiworld import (
     WrongContext,
 )
 from multiworld.lab.context import Context
-from multiworld.process.threads import within
 from multiworld.rendezvous import joining
 
 SECONDS = 20.0
@@ -194,19 +193,6 @@ def test_a_join_cancelled_when_it_is_in_already_is_left(pair: Pair) -> None:
     with pytest.raises(PeerLost):
         pair.b["w"].sync.recv(torch.zeros(1), 0)
     at_once(pair.b["w"].sync.rejoin, lambda: pair.a.sync.join("w", 0, 2, store=pair.store))
-
-
-def test_a_result_that_comes_when_nobody_waits_is_given_back() -> None:
-    go, given = threading.Event(), threading.Event()
-
-    def late() -> str:
-        assert go.wait(SECONDS)
-        return "late"
-
-    with pytest.raises(TimeoutError):
-        within(0.01, late, "mw-test", lambda value: given.set() if value == "late" else None)
-    go.set()
-    assert given.wait(SECONDS)
 
 
 def test_a_leaving_peer_that_falls_silent_is_lost_to_who_waits_for_it(pair: Pair) -> None:

@@ -26,8 +26,7 @@ from multiworld import (
 )
 from multiworld.events import Event
 from multiworld.lab.context import Context
-from multiworld.rendezvous import joining
-from multiworld.rendezvous.wiring import PeerDialler, wire
+from multiworld.rendezvous.wiring import Wiring
 from multiworld.worlds import rejoining
 
 SECONDS = 30.0
@@ -209,15 +208,15 @@ def test_the_last_cancelled_rejoin_gives_up_and_the_next_begins_anew(both: Both)
 
 def test_a_rejoin_that_was_given_up_does_not_take_the_others_along(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
     """All have met, over connections that were kept, and there is nothing to wait for: it ends all the same."""
-    reached, gate = threading.Event(), threading.Event()
+    reached, gate, connect = threading.Event(), threading.Event(), Wiring.connect
 
-    def held(dialler: PeerDialler, *rest: Any) -> Any:
-        if dialler.rank == 0 and not reached.is_set():
+    def held(wiring: Wiring, *rest: Any) -> Any:
+        if wiring.rank == 0 and not reached.is_set():
             reached.set()
             assert gate.wait(SECONDS)
-        return wire(dialler, *rest)
+        return connect(wiring, *rest)
 
-    monkeypatch.setattr(joining, "wire", held)
+    monkeypatch.setattr(Wiring, "connect", held)
     both.a.abort("on purpose")
     wait_until(lambda: both.b.failure is not None, SECONDS, "the break was not noticed")
 

@@ -44,7 +44,7 @@ SECONDS = 30.0
 
 def ways(worlds: list[Any]) -> list[str]:
     """The way of each member of two to the other."""
-    return [way for world in worlds for way in world.member.session.ways().values()]
+    return [way for world in worlds for way in world.member.session.bridge.ways().values()]
 
 
 def exchange(worlds: list[Any], pool: Any, count: int = 100_000) -> None:
@@ -164,7 +164,7 @@ def _member(context: Context, store: str, rank: int, environment: dict[str, str]
                     world.sync.send(data, 1 - rank)
                 else:
                     world.sync.recv(data, 1 - rank)
-        context.send([*world.member.session.ways().values()])
+        context.send([*world.member.session.bridge.ways().values()])
         context.recv(240)
 
 

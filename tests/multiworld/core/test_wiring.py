@@ -20,7 +20,7 @@ from multiworld.liveness.pulse import first_ping
 from multiworld.process.hub import Hub
 from multiworld.rendezvous.ledger import Claim, Ledger
 from multiworld.rendezvous.renewal import Kept
-from multiworld.rendezvous.wiring import HandshakeAcceptor, Incompatible, PeerDialler, WiringFailed, alive, dial, wire
+from multiworld.rendezvous.wiring import HandshakeAcceptor, Incompatible, Wiring, WiringFailed, alive, dial
 from multiworld.transport.greeting import PROTOCOL, GreetingError, Hello, Reason, Role
 from multiworld.transport.handshake import Acceptor
 
@@ -200,10 +200,10 @@ def test_a_step_of_a_peer_gets_all_the_time_that_is_left() -> None:
     with MultiWorld() as mw:
         endpoint = mw._table.resources.hub.endpoint("127.0.0.1", NetworkSettings())
         acceptor = HandshakeAcceptor(endpoint, "w", 1, 0, 2, OURS.incarnation)
-        dialler = PeerDialler("w", 1, 0, (OURS, OURS), (0, 1), NetworkSettings())
         deadline = time.monotonic() + 0.4
-        rest = lambda: False, lambda: False, lambda _: [], Kept().among(())
-        steps = wire(dialler, acceptor, deadline, lambda: 5.0, *rest)
+        rest = deadline, lambda: 5.0, lambda: False, lambda: False, lambda _: []
+        wiring = Wiring("w", 1, 0, (OURS, OURS), (0, 1), NetworkSettings(), False, acceptor, *rest)
+        steps = wiring.connect(Kept().among(()))
 
         def walk() -> None:
             for pause in steps:
