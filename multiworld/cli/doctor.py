@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import platform
 import resource
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -111,12 +112,19 @@ def _same_host() -> Check:
     return Check("same host", Verdict.NOTE, found, f"{remedy}: large messages take about twice as long without")
 
 
-async def _way() -> str:
-    """The way of large payloads between two members in this process."""
+@contextlib.asynccontextmanager
+async def _pair() -> AsyncIterator[list[Any]]:
+    """A world of two in this process, in which something was exchanged."""
     async with MultiWorld() as left, MultiWorld() as right:
         store = left.serve_store()
         pair = await asyncio.gather(*(mw.join("doctor", rank, 2, store=store) for rank, mw in enumerate((left, right))))
         await _exchange(*pair)
+        yield pair
+
+
+async def _way() -> str:
+    """The way of large payloads between two members in this process."""
+    async with _pair() as pair:
         return str(pair[0].member.session.bridge.ways()[1])
 
 
@@ -128,10 +136,7 @@ def _trial() -> Check:
 
 async def _two_in_one() -> str:
     """Join, send, break, rejoin and send again, with both members in this process."""
-    async with MultiWorld() as left, MultiWorld() as right:
-        store = left.serve_store()
-        pair = await asyncio.gather(*(mw.join("doctor", rank, 2, store=store) for rank, mw in enumerate((left, right))))
-        await _exchange(*pair)
+    async with _pair() as pair:
         pair[0].abort("doctor breaks it on purpose")
         noticed = await _break_seconds(pair[1])
         await asyncio.gather(*(world.rejoin() for world in pair))

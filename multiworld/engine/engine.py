@@ -217,7 +217,7 @@ class CompiledReceive(Compiled, Received):
         self.running = launch.borrows = self._borrowed
         launch.ready = end is not None and end.data is not None
         if not launch.ready:
-            self.engine.aside(lambda: self._find_room(launch, nbytes))
+            self.engine.host.aside(lambda: self._find_room(launch, nbytes))
         return launch
 
     def _begin(self, driver: Driver) -> Any:
@@ -330,7 +330,7 @@ class CompiledCollective(Compiled, CollectiveOperation):
                     return
         except (RuntimeError, TypeError) as error:
             super().fail(self.unmade(error))
-            self.engine.abort(f"{self.name} cannot be computed here, and the others wait for that: {error}")
+            self.engine.host.abort(f"{self.name} cannot be computed here, and the others wait for that: {error}")
             return
         self._steps = None
         self.complete()
@@ -488,7 +488,7 @@ class Engine(Registry):
         """What the backend has to do with, under that number."""
         if (make := self.held.get(number)) is not None:
             self._take_in(make(), number)
-            self._host.taken_in(number)
+            self.host.taken_in(number)
         return self._going.get(number)
 
     def receive_any(
@@ -612,7 +612,7 @@ class Engine(Registry):
                     except Exception as error:  # noqa: BLE001, PERF203 - the world's end tells it
                         self.mishandled(peer, error)
         except BaseException:
-            self._host.interrupted("an operation was begun")  # what is owed is not told again
+            self.host.interrupted("an operation was begun")  # what is owed is not told again
             raise
 
     def _launch(self, number: int, peer: int) -> None:
@@ -627,7 +627,7 @@ class Engine(Registry):
             return
         launch = operation.launched(peer)
         slot = operation.gid if isinstance(operation, CompiledCollective) else channel(*launch.ranks)
-        self._host.launch(slot, launch)
+        self.host.launch(slot, launch)
 
     def _dropped(self, number: int) -> None:
         """Let go of one that was withdrawn, and has ended before the backend began it, or that its caller has left."""
@@ -673,10 +673,6 @@ class Engine(Registry):
             ranks = operation.ranks
             given = [(one.receives, ranks[one.place], one.tensor.data_ptr(), one.tensor.nbytes) for one in parts]
             self.native.parts(operation.number, given)
-
-    def abort(self, reason: str) -> None:
-        """End the generation, here and for all members."""
-        self._host.abort(reason)
 
     def over(self, operation: Compiled) -> None:
         """The backend is done with it, or will not begin it; or its caller goes on with the stream."""
@@ -727,7 +723,7 @@ class Engine(Registry):
             operation = cast("Compiled", self._under_way(number))
             launch = operation.launched(peer)
             launch.begin = methodcaller("adopt", number, operation.end, dropped=dropped)
-            self._host.adopt(channel(*launch.ranks), launch)
+            self.host.adopt(channel(*launch.ranks), launch)
             if operation.done:
                 self.over(operation)
                 self.take(number)
@@ -742,7 +738,3 @@ class Engine(Registry):
         if self.device is None:
             raise LookupError("a message on the device, where there is none")
         return DeviceEnd(self.device, self.device.now())
-
-    def aside(self, function: Callable[[], None]) -> None:
-        """Run ``function`` soon in a thread of its own."""
-        self._host.aside(function)

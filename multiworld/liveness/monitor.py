@@ -65,14 +65,10 @@ class Reach:
         self._session = session
         self._heartbeat = heartbeat
         self._clock = clock
-        self._asked: dict[int, Watch] = {}
+        #: the questions that are under way
+        self.asked: dict[int, Watch] = {}
         self._last = session.membership.rank
         self._next_look = 0.0
-
-    @property
-    def asking(self) -> bool:
-        """Whether a question is under way."""
-        return bool(self._asked)
 
     def tick(self, now: float, watched: Collection[int], unreached: Collection[int]) -> None:
         """Ask and judge, if it is time. Peers in ``unreached`` should be pinged, but cannot be now."""
@@ -82,21 +78,21 @@ class Reach:
         self._next_look = now + interval
         wanted = self._session.awaited(now - interval) | set(unreached)
         wanted -= set(watched) | self._session.departed
-        for peer in tuple(self._asked):
+        for peer in tuple(self.asked):
             self._look(peer, now, peer in wanted)
         self._ask(wanted)
 
     def forgive(self, gap: float) -> None:
         """We did not listen for ``gap`` seconds."""
         now = self._clock()
-        for watch in self._asked.values():
+        for watch in self.asked.values():
             watch.since = min(now, watch.since + gap)
 
     def _look(self, peer: int, now: float, wanted: bool) -> None:
-        watch, info = self._asked[peer], self._session.control.tcp_info(peer)
+        watch, info = self.asked[peer], self._session.control.tcp_info(peer)
         if info is None or info.unanswered == 0 or not wanted:
             watch.judge(0.0, lost=False)
-            del self._asked[peer]
+            del self.asked[peer]
             return
         # In this order: this thread may lose the GIL for long between any two steps.
         silence = now - max(watch.since, self._clock() - info.ack_age)
@@ -106,12 +102,12 @@ class Reach:
     def _ask(self, wanted: set[int]) -> None:
         """Take up those whose turn it is: the ranks behind the last that was asked, all round."""
         size = self._session.membership.size
-        for peer in sorted(wanted - self._asked.keys(), key=lambda rank: (rank - self._last - 1) % size):
-            if len(self._asked) >= AT_ONCE:
+        for peer in sorted(wanted - self.asked.keys(), key=lambda rank: (rank - self._last - 1) % size):
+            if len(self.asked) >= AT_ONCE:
                 return
             self._last = peer
             if self._session.control.poke(peer):
-                self._asked[peer] = Watch(self._session, peer, self._heartbeat, self._clock())
+                self.asked[peer] = Watch(self._session, peer, self._heartbeat, self._clock())
 
 
 #: when to go on after an error of ours
@@ -162,7 +158,7 @@ class _Member:
     @property
     def asks(self) -> bool:
         """Whether kernels of peers may have to be asked although all that are watched are connected."""
-        return not self._pings_all or self.reach.asking
+        return not self._pings_all or bool(self.reach.asked)
 
     def dial(self, peer: int, process: PeerProcess) -> None:
         """Make the connection to ``peer`` again, if it does not leave."""

@@ -17,9 +17,8 @@ import contextlib
 import enum
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from multiworld.liveness.pulse import THREAD_NAME
 
@@ -58,13 +57,9 @@ class ProcessId(NamedTuple):
         return None if known is None else known is Presence.HERE
 
 
-@dataclass(frozen=True, slots=True)
-class _Sample:
-    """The state of a thread: R waits for a CPU or has one, D waits for a disk or is frozen. ``progress`` grows whenever
-    it runs, waits for a CPU or has memory swapped in."""
-
-    state: str
-    progress: tuple[int, int, int]
+#: the state of a thread: R waits for a CPU or has one, D waits for a disk or is frozen; and its progress, which grows
+#: whenever it runs, waits for a CPU or has memory swapped in
+_Sample: TypeAlias = tuple[str, tuple[int, int, int]]
 
 
 class Starvation:
@@ -82,9 +77,10 @@ class Starvation:
         now = self._last = _sample(self._process.pid)
         if now is None:
             return False
-        moved = last is not None and now.progress != last.progress
+        state, progress = now
+        moved = last is not None and progress != last[1]
         # D without progress may be the freezer's, where its state cannot be read: no evidence then.
-        return moved or now.state == "R" or (now.state == "D" and frozen(self._process.pid) is False)
+        return moved or state == "R" or (state == "D" and frozen(self._process.pid) is False)
 
 
 def machine() -> str:
@@ -120,7 +116,7 @@ def _sample(pid: int) -> _Sample | None:
         ran, waited, _ = map(int, (task / "schedstat").read_text().split())
     except (OSError, ValueError):  # a kernel without it
         ran, waited = int(fields[11]) + int(fields[12]), 0
-    return _Sample(fields[0], (ran, waited, int(fields[9])))
+    return fields[0], (ran, waited, int(fields[9]))
 
 
 def _responder(pid: int) -> Path | None:

@@ -59,6 +59,7 @@ class Registry:
         device: where the backend takes tensors; None if it takes them on the CPU only.
 
     Attributes:
+        host: what it works for.
         membership: for errors and limits.
         lock: guards all of it; held for short, never while waiting.
         clock: monotonic seconds.
@@ -90,13 +91,13 @@ class Registry:
         self.gave_up: set[int] = set()
         self.failure: BrokenWorldException | None = None
         self.next_look = math.inf
-        self._host = host
+        self.host = host
 
     def register(self, operation: Operation, peers: tuple[int, ...]) -> bool:
         """Take ``operation`` in, unless the generation has ended or one of ``peers`` has left."""
         gone = self.departed.intersection(peers) if self.departed else ()
         if gone:
-            self._host.lost(min(gone), LossReason.LEFT, f"rank {min(gone)} left the world")
+            self.host.lost(min(gone), LossReason.LEFT, f"rank {min(gone)} left the world")
         if self.failure is not None:
             operation.fail(self.failure)
             return False
@@ -117,7 +118,7 @@ class Registry:
 
     def protocol_error(self, peer: int, what: str) -> None:
         """A peer sent what no peer of ours can send."""
-        self._host.lost(peer, LossReason.PROTOCOL, f"rank {peer} sent what cannot be right: {what}")
+        self.host.lost(peer, LossReason.PROTOCOL, f"rank {peer} sent what cannot be right: {what}")
 
     def mishandled(self, peer: int, error: Exception) -> None:
         """End the generation, so that no wait goes on: what ``peer`` sent could not be handled. In its handler."""
@@ -133,7 +134,7 @@ class Registry:
             if deadline >= self.next_look or self.failure is not None:
                 return
             self.next_look = deadline
-        self._host.set_alarm()
+        self.host.set_alarm()
 
     def overdue(self, now: float) -> Operation | None:
         """The operation whose deadline has passed; None if there is none, and ``next_look`` says when to ask again."""

@@ -110,9 +110,8 @@ class Agreement:
         """Wait for what the next look needs, for ``seconds`` at most; False at once where the store cannot tell."""
         if not self.leads(candidates):
             return ledger.await_roster(generation, seconds)
-        came = self._came.get(generation, {})
-        missing = [claim.identity for claim in self._present(candidates) if claim.identity not in came]
-        return ledger.await_claims(generation, missing, seconds)
+        missing = self._not_seen(generation, self._present(candidates))
+        return ledger.await_claims(generation, [claim.identity for claim in missing], seconds)
 
     def look(self, ledger: Ledger, generation: int, candidates: Sequence[Claim]) -> tuple[Sequence[Claim] | None, int]:
         """Look for the roster of ``generation``, and close it where that is for us to do; None while it is open. The
@@ -125,8 +124,8 @@ class Agreement:
             self._probe(present[:1])
             return None, newest
         came = self._came.setdefault(generation, {})
-        came |= ledger.claims(generation, [claim.identity for claim in present if claim.identity not in came])
-        missing = [claim for claim in present if claim.identity not in came]
+        came |= ledger.claims(generation, [claim.identity for claim in self._not_seen(generation, present)])
+        missing = self._not_seen(generation, present)
         if not missing:
             return ledger.close_roster(generation, [came[claim.identity] for claim in present])
         self._probe(missing)
@@ -136,6 +135,11 @@ class Agreement:
         """Find those that are waited for."""
         present = self._present(candidates)
         came = ledger.claims(generation, [claim.identity for claim in present])
+        return [claim for claim in present if claim.identity not in came]
+
+    def _not_seen(self, generation: int, present: Sequence[Claim]) -> list[Claim]:
+        """Those whose claims we have not seen there."""
+        came = self._came.get(generation, {})
         return [claim for claim in present if claim.identity not in came]
 
     def _present(self, candidates: Sequence[Claim]) -> list[Claim]:

@@ -25,6 +25,7 @@ from multiworld.rendezvous.renewal import Kept
 from multiworld.rendezvous.wiring import (
     HandshakeAcceptor,
     Incompatible,
+    PeerDialler,
     Wires,
     Wiring,
     WiringFailed,
@@ -415,7 +416,7 @@ class Rendezvous:
             patience = lambda: STEP_SECONDS + CROWDED_STEP_SECONDS * self._job.crowd  # noqa: E731
             over = lambda: self._cancelled() or self._ledger.generation() != generation  # noqa: E731
             rest = self._deadline, patience, given_up, over, self._unconnected
-            return (yield from Wiring(*where, acceptor, *rest).connect(self._kept.among(claims)))
+            return (yield from Wiring(PeerDialler(*where), acceptor, *rest).connect(self._kept.among(claims)))
         except WiringFailed as failed:
             self._complaint = acceptor.complaint() or self._complaint
             self._why = f"rank {failed.peer} joined but could not be connected to: {failed.why}"

@@ -287,17 +287,12 @@ def answer_presence(hello: Hello) -> Taker | str:
 
 
 @dataclass(frozen=True, slots=True)
-class Wiring:
-    """Makes all connections of one member to the others.
+class PeerDialler:
+    """Makes connections of one member to the others. It lives as long as the session, and keeps nothing of the join.
 
     Attributes:
         claims: of all members, by rank; so are their ``places``.
         near: whether our lanes may be other than TCP.
-        acceptor: has those who dial us.
-        deadline: of all of it, a monotonic time; a step of a peer may take ``patience()`` seconds.
-        cancelled: asked now and then; True gives up. So does ``over``, which the lowest member asks before it tells
-            that all are ready, as it may have slept meanwhile.
-        unconnected: picks those claims whose process no heartbeat connection leads to yet.
     """
 
     world: str
@@ -306,7 +301,39 @@ class Wiring:
     claims: Sequence[Claim]
     places: Sequence[int]
     network: NetworkSettings
-    near: bool
+    near: bool = False
+
+    def dial(self, role: Role, peer: int, timeout: float) -> socket.socket:
+        claim = self.claims[peer]
+        hello = Hello(role, self.world, self.generation, self.places[self.rank], self.places[peer], claim.incarnation)
+        near = self.near and role is Role.LANE and share_network(self.claims[self.rank].machine, claim.machine)
+        return dial(claim, hello, self.network, timeout, near=near)
+
+    def pulse(self, peer: int, timeout: float) -> socket.socket:
+        """Connect to the responder of ``peer`` and wait for one answer; raises ``OSError``. Each step has ``timeout``
+        seconds."""
+        sock = self.dial(Role.PULSE, peer, timeout)
+        try:
+            first_ping(sock)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """Makes all connections of one member to the others.
+
+    Attributes:
+        acceptor: has those who dial us.
+        deadline: of all of it, a monotonic time; a step of a peer may take ``patience()`` seconds.
+        cancelled: asked now and then; True gives up. So does ``over``, which the lowest member asks before it tells
+            that all are ready, as it may have slept meanwhile.
+        unconnected: picks those claims whose process no heartbeat connection leads to yet.
+    """
+
+    dialler: PeerDialler
     acceptor: HandshakeAcceptor
     deadline: float
     patience: Callable[[], float]
@@ -322,11 +349,12 @@ class Wiring:
             Incompatible: a peer has another secret or protocol.
         """
         # The mark is that of this generation, from which on connections are used that both sides have kept.
-        mark = mark_of(self.claims[0], f"{self.world} {self.generation}", self.network.secret)
-        wires = Wires({}, *kept, mark, {}, self.pulse)
+        us = self.dialler
+        mark = mark_of(us.claims[0], f"{us.world} {us.generation}", us.network.secret)
+        wires = Wires({}, *kept, mark, {}, us.pulse)
         try:
             wires.lines.begin_at(wires.mark)
-            for peer in sorted({*range(self.rank)} - wires.lead_to()):
+            for peer in sorted({*range(us.rank)} - wires.lead_to()):
                 for role in ROLES:
                     wires.put(peer, role, self._dial_peer(peer, role))
             yield from self._await_others(wires)
@@ -337,32 +365,15 @@ class Wiring:
             raise
         return wires
 
-    def pulse(self, peer: int, timeout: float) -> socket.socket:
-        """Connect to the responder of ``peer`` and wait for one answer; raises ``OSError``. Each step has ``timeout``
-        seconds."""
-        sock = self._dial(Role.PULSE, peer, timeout)
-        try:
-            first_ping(sock)
-        except BaseException:
-            sock.close()
-            raise
-        return sock
-
     def _left(self, since: float) -> float:
         """Seconds that are left for a step which began at ``since``."""
         return max(since + SHORTEST_STEP, min(since + self.patience(), self.deadline)) - time.monotonic()
 
-    def _dial(self, role: Role, peer: int, timeout: float) -> socket.socket:
-        claim = self.claims[peer]
-        hello = Hello(role, self.world, self.generation, self.places[self.rank], self.places[peer], claim.incarnation)
-        near = self.near and role is Role.LANE and share_network(self.claims[self.rank].machine, claim.machine)
-        return dial(claim, hello, self.network, timeout, near=near)
-
     def _dial_peer(self, peer: int, role: Role) -> socket.socket:
         """Connect to ``peer`` for ``role``; raises as ``connect`` if it cannot be reached or refuses."""
-        claim = self.claims[peer]
+        claim = self.dialler.claims[peer]
         try:
-            return self._dial(role, peer, self._left(time.monotonic()))
+            return self.dialler.dial(role, peer, self._left(time.monotonic()))
         except socket.gaierror as error:
             why = f"{claim.address!r} is not known on this machine"
             if "%" in claim.address:
@@ -375,16 +386,16 @@ class Wiring:
 
     def _await_others(self, wires: Wires) -> Steps[None]:
         """Wait for those who dial us."""
-        since, others = time.monotonic(), {*range(len(self.claims))} - {self.rank}
+        since, others = time.monotonic(), {*range(len(self.dialler.claims))} - {self.dialler.rank}
         while True:
             with contextlib.suppress(queue.Empty):
                 while True:
                     place, role, sock = self.acceptor.arrived.get_nowait()
-                    if place not in self.places:  # a candidate that is not in
+                    if place not in self.dialler.places:  # a candidate that is not in
                         sock.close()
                         continue
                     _send_at_once(sock)
-                    wires.put(self.places.index(place), role, sock)
+                    wires.put(self.dialler.places.index(place), role, sock)
             missing = others - wires.lead_to()
             if not missing:
                 break
@@ -395,22 +406,23 @@ class Wiring:
 
     def _dial_pulses(self, wires: Wires) -> None:
         """Connect to the peers that we watch first."""
-        ring = {self.claims[rank].incarnation: rank for rank in watched_by(self.rank, len(self.claims), (), ())}
-        for claim in self.unconnected(self.claims[peer] for peer in ring.values()):
+        us, claims = self.dialler, self.dialler.claims
+        ring = {claims[rank].incarnation: rank for rank in watched_by(us.rank, len(claims), (), ())}
+        for claim in self.unconnected(claims[peer] for peer in ring.values()):
             peer = ring[claim.incarnation]
             with _blaming(peer):
-                wires.pulses[peer] = self.pulse(peer, self._left(time.monotonic()))
+                wires.pulses[peer] = us.pulse(peer, self._left(time.monotonic()))
 
     def _all_ready(self, lines: Lines) -> Steps[None]:
         """Wait until all members are ready: the lowest one hears it from each, and then tells them."""
-        others = set(lines.socks)
+        others, rank = set(lines.socks), self.dialler.rank
         if self.cancelled():  # with connections that were kept, nothing has been waited for
-            raise WiringFailed(min(others, default=self.rank), "it was given up here, or the others have gone on")
-        _say(lines, {0} if self.rank else ())
-        yield from self._hear(lines, {0} if self.rank else set(others))
-        if not self.rank and self.over():
-            raise WiringFailed(min(others, default=self.rank), "the others have gone on")
-        _say(lines, () if self.rank else others)
+            raise WiringFailed(min(others, default=rank), "it was given up here, or the others have gone on")
+        _say(lines, {0} if rank else ())
+        yield from self._hear(lines, {0} if rank else set(others))
+        if not rank and self.over():
+            raise WiringFailed(min(others, default=rank), "the others have gone on")
+        _say(lines, () if rank else others)
 
     def _hear(self, lines: Lines, awaited: set[int]) -> Steps[None]:
         """Wait until the ``awaited`` peers say that they are ready too."""

@@ -102,11 +102,6 @@ class GreetingMode:
         self.secret = secret
         self.greets: bool | None = None if secret is not None else False
 
-    def turns(self) -> Iterator[bool]:
-        """Yield for each attempt whether to greet."""
-        for turn in itertools.count():
-            yield turn % 2 == 0 if self.greets is None else self.greets
-
 
 class StoreClient:
     """A connection to a store. For one thread; after any error it is closed. Each call waits until ``deadline``, which
@@ -130,7 +125,8 @@ class StoreClient:
         """
         mode = mode or GreetingMode()
         pause = FIRST_PAUSE_SECONDS
-        for greets in mode.turns():
+        for turn in itertools.count():
+            greets = turn % 2 == 0 if mode.greets is None else mode.greets
             try:
                 client = cls._attempt(where, deadline, mode, greets)
             except (StoreFailed, OSError) as error:

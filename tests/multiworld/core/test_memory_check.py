@@ -44,10 +44,10 @@ def work():
 with ThreadPoolExecutor(2) as pool, MultiWorld() as one, MultiWorld() as other:
     join = lambda mw, rank: mw.sync.join("w", rank, 2, store=sys.argv[1])
     worlds = list(pool.map(join, (one, other), (0, 1)))
-    print(sorted({released.operation for released in work()}))
+    print(sorted({operation for operation, _ in work()}))
     memory_check.verify()
     aside = work()
-    aside[len(aside) // 2].memory[3] = 0
+    aside[len(aside) // 2][1][3] = 0
 memory_check.verify()
 """
 

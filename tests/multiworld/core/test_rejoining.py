@@ -211,7 +211,7 @@ def test_a_rejoin_that_was_given_up_does_not_take_the_others_along(both: Both, m
     reached, gate, connect = threading.Event(), threading.Event(), Wiring.connect
 
     def held(wiring: Wiring, *rest: Any) -> Any:
-        if wiring.rank == 0 and not reached.is_set():
+        if wiring.dialler.rank == 0 and not reached.is_set():
             reached.set()
             assert gate.wait(SECONDS)
         return connect(wiring, *rest)

@@ -20,7 +20,7 @@ from multiworld.liveness.pulse import first_ping
 from multiworld.process.hub import Hub
 from multiworld.rendezvous.ledger import Claim, Ledger
 from multiworld.rendezvous.renewal import Kept
-from multiworld.rendezvous.wiring import HandshakeAcceptor, Incompatible, Wiring, WiringFailed, alive, dial
+from multiworld.rendezvous.wiring import HandshakeAcceptor, Incompatible, PeerDialler, Wiring, WiringFailed, alive, dial
 from multiworld.transport.greeting import PROTOCOL, GreetingError, Hello, Reason, Role
 from multiworld.transport.handshake import Acceptor
 
@@ -202,7 +202,7 @@ def test_a_step_of_a_peer_gets_all_the_time_that_is_left() -> None:
         acceptor = HandshakeAcceptor(endpoint, "w", 1, 0, 2, OURS.incarnation)
         deadline = time.monotonic() + 0.4
         rest = deadline, lambda: 5.0, lambda: False, lambda: False, lambda _: []
-        wiring = Wiring("w", 1, 0, (OURS, OURS), (0, 1), NetworkSettings(), False, acceptor, *rest)
+        wiring = Wiring(PeerDialler("w", 1, 0, (OURS, OURS), (0, 1), NetworkSettings()), acceptor, *rest)
         steps = wiring.connect(Kept().among(()))
 
         def walk() -> None:

@@ -53,7 +53,7 @@ class Engine(Registry):
         device: Device | None = None,
     ) -> None:
         super().__init__(membership, host, lock, clock, device)
-        self._host: Host = host
+        self.host: Host = host
         self.any_receives: list[AnySource] = []
         self.messages = {peer: PeerMessages(self, sink, self.any_receives, host) for peer, sink in sinks.items()}
         self._sinks = sinks
@@ -130,7 +130,7 @@ class Engine(Registry):
         return None, None
 
     def _expect_value(self, peer: int, gid: int, split: int, nbytes: int) -> Placement:
-        slot = self._host.value_slot(peer, gid, split, nbytes)
+        slot = self.host.value_slot(peer, gid, split, nbytes)
         if slot is None:
             return None, None
         memory = room_for(nbytes)
@@ -154,7 +154,7 @@ class Engine(Registry):
         elif kind == Kind.TAKE:
             peer.on_take(seq, key)
         elif kind == Kind.BYE:
-            self._host.on_bye(peer.lane.peer, gives_up=bool(flags))
+            self.host.on_bye(peer.lane.peer, gives_up=bool(flags))
         else:
             self.protocol_error(peer.lane.peer, f"frame of unknown kind {kind}")
 
@@ -189,5 +189,5 @@ class Engine(Registry):
         """The collectives of a group, which a peer may have begun before us."""
         found = self._groups.get(gid)
         if found is None:
-            found = self._groups[gid] = GroupCollectives(self, self._sinks, gid, self._host.launch)
+            found = self._groups[gid] = GroupCollectives(self, self._sinks, gid, self.host.launch)
         return found
