@@ -22,9 +22,9 @@ from multiworld.matching.driver import Driver, DriverRefused
 from multiworld.matching.membership import Membership
 from multiworld.matching.operation import Launch, Operation
 from multiworld.matching.protocol import ranks_of_channel
+from multiworld.process.event_loop import woken_after
 from multiworld.process.thread_parking import immortal
 from multiworld.process.threads import start_or_run
-from multiworld.process.wake_ups import woken_after
 from multiworld.transport.reactor import Reactor
 
 logger = logging.getLogger(__name__)

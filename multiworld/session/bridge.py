@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 from multiworld.engine.engine import Compiled, CompiledReceive, CompiledSend, Engine, Outcome
 from multiworld.errors import BrokenWorldException, LossReason
 from multiworld.matching.operation import BatchOperation, Operation
-from multiworld.process import wake_ups
+from multiworld.process.event_loop import settle, wake
 from multiworld.process.torch_modes import without_torch_modes
 from multiworld.rendezvous.renewal import HeldLanes
 from multiworld.transport.descriptors import reserve
@@ -138,9 +138,9 @@ class Bridge:
         """Wake the task that awaits ``future``."""
         # Not by the thread's number: another thread may run the loop by now, and this one wait for itself.
         if self._loop is not None and asyncio._get_running_loop() is self._loop:
-            wake_ups.settle(future)
+            settle(future)
         elif self._loop is not None:
-            wake_ups.wake(self._loop, future)
+            wake(self._loop, future)
 
     def _register(self) -> None:
         with self._owner.lock:  # else it may be closed meanwhile
@@ -169,7 +169,7 @@ class Bridge:
         if len(woken) == 1 and not woken[0].done() and native.go_on(woken[0]):
             return  # a turn of the loop earlier than by what it has scheduled
         for future in woken:  # if that is interrupted, ``_look`` finds the others
-            wake_ups.settle(future)
+            settle(future)
 
     async def ended(self, number: int, began: float) -> None:
         """Await the end of a plain message or broadcast, or of the world; no longer than ``PATIENCE``."""
@@ -201,7 +201,7 @@ class Bridge:
                     self._looks = True
                     asyncio.get_running_loop().call_later(left, self._look)
                     return
-                wake_ups.settle(future)
+                settle(future)
         except BaseException:
             self._owner.interrupted("it was seen who waits for long")  # the others would have no deadline
             raise

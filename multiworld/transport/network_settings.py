@@ -84,16 +84,6 @@ def _address(pointer: int, interface: str) -> str | None:
     return None
 
 
-def check_interfaces(interfaces: tuple[str, ...]) -> None:
-    """Raise ``InvalidArgument`` for an entry that is neither a name nor a network."""
-    for wanted in interfaces:
-        if not wanted or wanted.split() != [wanted] or ("/" in wanted and _network(wanted) is None):
-            raise InvalidArgument(
-                what=f"{wanted!r} in interfaces= (MULTIWORLD_INTERFACES) is neither an interface nor a network",
-                remedy='name interfaces or networks, such as "eth0,10.0.0.0/8,fd00::/8"',
-            )
-
-
 def chosen_address(interfaces: tuple[str, ...]) -> str:
     """Our first address that fits an entry of ``interfaces``, tried in order; ``InvalidArgument`` if none fits."""
     here = local_addresses()
@@ -165,7 +155,12 @@ def _interfaces(value: object) -> tuple[str, ...]:
             remedy='pass names or networks as text, such as "eth0" or ("eth0", "10.0.0.0/8")',
         )
     names = tuple(one.strip() for one in given)
-    check_interfaces(names)
+    for wanted in names:
+        if not wanted or wanted.split() != [wanted] or ("/" in wanted and _network(wanted) is None):
+            raise InvalidArgument(
+                what=f"{wanted!r} in interfaces= (MULTIWORLD_INTERFACES) is neither an interface nor a network",
+                remedy='name interfaces or networks, such as "eth0,10.0.0.0/8,fd00::/8"',
+            )
     return names
 
 
