@@ -14,12 +14,13 @@ import enum
 import logging
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 logger = logging.getLogger(__name__)
+Kind = TypeVar("Kind", bound="MultiWorldError")
 
 #: what installs this package, which is on no index; ``format(extra="[cli]")`` adds an extra
 INSTALL = "pip install '.{extra}' in a checkout, or pip install --find-links WHEELHOUSE 'torch-multiworld{extra}'"
@@ -70,7 +71,7 @@ class MultiWorldError(Exception):
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         return rebuilt, (type(self), dict(self.__dict__))
 
-    def with_context(self, **fields: Any) -> MultiWorldError:
+    def with_context(self, **fields: Any) -> Self:
         """A copy with some fields replaced, such as ``operation`` of the waiter that it is raised in."""
         return rebuilt(type(self), {**self.__dict__, **fields})
 
@@ -95,7 +96,7 @@ class MultiWorldError(Exception):
         return "\n".join(lines)
 
 
-def rebuilt(kind: type[MultiWorldError], state: Mapping[str, Any]) -> MultiWorldError:
+def rebuilt(kind: type[Kind], state: Mapping[str, Any]) -> Kind:
     """Make an error of ``kind`` again from its attributes; what pickle calls."""
     error = kind.__new__(kind)
     Exception.__init__(error, state.get("world"), state.get("what"))

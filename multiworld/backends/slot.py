@@ -9,7 +9,7 @@ import logging
 import threading
 from collections import deque
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from multiworld.backends.choice import make_driver
 from multiworld.backends.setup_store import SetupStore
@@ -51,12 +51,6 @@ class SlotOwner(Protocol):
     @property
     def engine(self) -> Engine: ...
     def break_(self, error: BrokenWorldException) -> None: ...
-
-
-def own_failure(session: SlotOwner, error: BrokenWorldException) -> BrokenWorldException:
-    """``error`` with the world it breaks in it."""
-    us = session.membership
-    return cast("BrokenWorldException", error.with_context(world=us.name, generation=us.generation, rank=us.rank))
 
 
 class DriverSlot:
@@ -219,7 +213,7 @@ class DriverSlot:
         if session.failure is not None:
             return
         if isinstance(error, BrokenWorldException):  # ours, and the others wait for us
-            session.break_(own_failure(session, error))
+            session.break_(error.with_context(world=us.name, generation=us.generation, rank=us.rank))
             return
         lost = PeerLost(us.name, f"the {us.backend} backend failed: {error}", how=LossReason.BACKEND, **us.where())
         session.hub.call_later(VERDICT_SECONDS, lambda: session.break_(lost))

@@ -196,7 +196,7 @@ class Worker:
             self._outcomes[message.number] = message
 
 
-class WorkerPool:
+class WorkerPool(contextlib.AbstractContextManager["WorkerPool"]):
     """A forkserver and its workers.
 
     Args:
@@ -278,9 +278,6 @@ class WorkerPool:
         self.dismiss_all()
         self._control.close()
         self._forkserver.wait(timeout=10)
-
-    def __enter__(self) -> WorkerPool:  # noqa: PYI034 - typing.Self is not in 3.10
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -25,8 +25,6 @@ from multiworld.errors import BackendUnavailable, InvalidArgument
 from multiworld.observe.metrics import Metrics, prometheus
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from multiworld.worlds.multi_world import MultiWorld
 
 
@@ -47,7 +45,7 @@ class _Handler(WSGIRequestHandler):
         """Log nothing: probes come every few seconds."""
 
 
-class Endpoint:
+class Endpoint(contextlib.AbstractContextManager["Endpoint"]):
     """A server of ``/ready``, ``/status`` and ``/metrics``, from now until ``close``, or as a ``with`` block.
 
     Args:
@@ -84,9 +82,6 @@ class Endpoint:
     def close(self) -> None:
         """Stop serving; a second time does nothing."""
         self._opened.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import AbstractContextManager
 from dataclasses import fields
 from typing import TYPE_CHECKING, TextIO
 
@@ -19,15 +20,13 @@ from multiworld.errors import MultiWorldError
 from multiworld.events import AttemptFailed, DeviceLost, Event, OwnStall, PeerSuspected, WorldBroken, WorldGivenUp
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from multiworld.worlds.multi_world import MultiWorld
 
 #: what somebody may have to look at
 WARNINGS = AttemptFailed, DeviceLost, OwnStall, PeerSuspected, WorldBroken, WorldGivenUp
 
 
-class JsonLog(logging.StreamHandler):  # type: ignore[type-arg]  # which Python 3.10 does not take
+class JsonLog(logging.StreamHandler, AbstractContextManager["JsonLog"]):  # type: ignore[type-arg]  # which Python 3.10 does not take
     """Writes events and log records to ``stream`` until ``close``, one JSON object a line.
 
     Fields: ``time`` (seconds since the epoch), ``level``, ``logger``, ``message``; of an event also ``event``,
@@ -52,9 +51,6 @@ class JsonLog(logging.StreamHandler):  # type: ignore[type-arg]  # which Python 
         self._unsubscribe()
         logging.getLogger("multiworld").removeHandler(self)
         super().close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _SUFFIX = ".multiworld.json"
 
 
-class StatusFile:
+class StatusFile(contextlib.AbstractContextManager["StatusFile"]):
     """Writes the worlds and latest events of a ``MultiWorld`` into a folder for ``multiworld top``.
 
     It writes from a thread of its own and removes its file when it is closed. Use it as ``with StatusFile(mw, folder)``
@@ -60,9 +60,6 @@ class StatusFile:
         self._wake.set()
         self._thread.join(timeout=5)
         self._path.unlink(missing_ok=True)
-
-    def __enter__(self) -> StatusFile:  # noqa: PYI034 - typing.Self is not in 3.10
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -348,8 +348,8 @@ class Session:
         """CUDA refuses every call of this process on the world's device. From any thread."""
         if self.failure is None:
             ours = failure.with_context(world=self.name, **self.membership.where())
-            self.publish(DeviceLost(**self._event(), device=failure.device, failure=cast("DeviceFailed", ours)))
-            self.break_(cast("DeviceFailed", ours))
+            self.publish(DeviceLost(**self._event(), device=failure.device, failure=ours))
+            self.break_(ours)
 
     def torch_failed(self, error: RuntimeError) -> None:
         """Torch raised ``error`` in the thread of a caller: the device may be lost, and then this world ends."""

@@ -9,10 +9,11 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from multiworld.config import WorldConfig
 from multiworld.errors import DescriptorsExhausted, InvalidArgument, WorldClosed
@@ -29,16 +30,12 @@ from multiworld.worlds.supervision.want import Backoff, Want
 from multiworld.worlds.world import World
 from multiworld.worlds.world_table import WorldTable
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-
 #: memberships that supervisors of this process keep: process, store, world, rank
 _kept: set[tuple[int, str, str, int]] = set()
 _guard = threading.Lock()
 
 
-class Supervisor:
+class Supervisor(AbstractContextManager["Supervisor"]):
     """Keeps the worlds of a table; made by ``MultiWorld.maintain``. It ends with ``close``, its block or its
     ``MultiWorld``; the worlds are left by the latter.
 
@@ -210,9 +207,6 @@ class Supervisor:
             self._thread.join(5.0)
             self._loop.close()
         self._tell()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
