@@ -1,8 +1,8 @@
 """Training with DDP that survives a dead worker: one is killed in the middle, replaced, and the others go on.
 
-Run ``python examples/ddp_recovers.py``; it needs numpy, with which torch broadcasts objects. It starts three workers,
-kills one of them in the middle of a step, and starts another one in its place. The others never leave their processes.
-All end with the same weights. With ``--without-replacement`` the two that are left finish the training.
+Run ``python examples/ddp_recovers.py``. It starts three workers, kills one of them in the middle of a step, and starts
+another one in its place. The others never leave their processes. All end with the same weights. With
+``--without-replacement`` the two that are left finish the training.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ import multiprocessing
 import os
 import signal
 import tempfile
-from typing import Any
 
 import torch
 import torch._dynamo  # DDP loads it: once here, and not in each worker
-import torch.distributed as dist
 from torch import nn
 
 import multiworld
@@ -40,7 +38,7 @@ def worker(rank: int, folder: str, dies: bool, replace: bool) -> None:
     opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
     with MultiWorld() as mw:
         world = mw.sync.join("training", rank, SIZE, store=f"file://{folder}/store", join_timeout=JOIN_SECONDS)
-        pg = world.process_group_as_default()  # torch before 2.7 broadcasts objects in no other
+        pg = world.process_group
         ddp: list[nn.Module] = []
 
         def wrap() -> None:
@@ -48,10 +46,9 @@ def worker(rank: int, folder: str, dies: bool, replace: bool) -> None:
             ddp.append(nn.parallel.DistributedDataParallel(net, process_group=pg))
 
         def take_over(source: int) -> None:
-            state: list[Any] = [net.state_dict(), opt.state_dict()]
-            dist.broadcast_object_list(state, src=source, group=pg)
-            net.load_state_dict(state[0])
-            opt.load_state_dict(state[1])
+            weights, moments = world.sync.broadcast_object((net.state_dict(), opt.state_dict()), source)
+            net.load_state_dict(weights)
+            opt.load_state_dict(moments)
 
         for attempt in multiworld.recovering(pg, range(STEPS), sync=take_over, reset=wrap, replace=replace):
             with attempt as step:
@@ -61,8 +58,8 @@ def worker(rank: int, folder: str, dies: bool, replace: bool) -> None:
                     os.kill(os.getpid(), signal.SIGKILL)
                 loss.backward()
                 opt.step()
-        weights = sum(float(parameter.detach().double().abs().sum()) for parameter in net.parameters())
-        print(f"rank {pg.rank()} of {pg.size()}: done in generation {pg.generation}, weights {weights:.9f}", flush=True)
+        total = sum(float(parameter.detach().double().abs().sum()) for parameter in net.parameters())
+        print(f"rank {pg.rank()} of {pg.size()}: done in generation {pg.generation}, weights {total:.9f}", flush=True)
 
 
 def main() -> int:

@@ -236,9 +236,8 @@ class OpTimeout(BrokenWorldException, TimeoutError):
     timeout: float = 0.0
     likely_cause = "a peer is alive but does not take part: it is slow, deadlocked, or calls another operation"
     what_to_do = (
-        "raise timeout= or op_timeout=, or look at what the peer does; a receive that may wait for work takes "
-        "timeout=math.inf; to stop waiting for a message without breaking the world, cancel the await; a cancelled "
-        "collective breaks it, as this deadline did"
+        "call rejoin(): the deadline broke the world; then raise timeout= or op_timeout=, or look at what the peer "
+        "does; a receive that may wait for work takes timeout=math.inf; to cancel the await of a message breaks nothing"
     )
 
 

@@ -71,9 +71,10 @@ class Metrics:
         try:
             self._registry.register(self)
         except ValueError as error:
-            cause = "Metrics was made twice, or something else has series of these names"
+            what = f"the registry has series of these names: {str(error)[:80]}..."
+            cause = "Metrics was made twice: Endpoint makes one, too"
             remedy = "keep one Metrics per registry: pass registry=CollectorRegistry(), or close() the first"
-            raise InvalidArgument(what=str(error), cause=cause, remedy=remedy) from None
+            raise InvalidArgument(what=what, cause=cause, remedy=remedy) from None
 
     def close(self) -> None:
         """Unregister; a second time does nothing."""

@@ -76,7 +76,7 @@ def checked_config(
         if not isinstance(name, str) or not name or "\n" in name:
             raise _invalid(f"{name!r} is not a valid name for a world", "pass a non-empty string in one line")
         if len(json.dumps(name)) > MAX_NAME_BYTES:
-            raise _invalid(f"a name of {len(name)} characters is too long", "pass a shorter one")
+            raise _invalid(f"a name of {len(name)} characters is too long", f"its limit is {MAX_NAME_BYTES}")
     with told_of(name, whole_number(rank)):
         if not isinstance(grow, bool):
             raise _invalid(f"grow is {grow!r}", "pass True or False")
@@ -118,7 +118,7 @@ def checked_place(rank: int | None, size: int | None) -> tuple[int, int]:
     if members is None or not 1 <= members <= MAX_MEMBERS:
         raise _invalid(f"size {size!r} is not in 1..{MAX_MEMBERS}", "pass the number of members")
     if place is None or not 0 <= place < members:
-        raise _invalid(f"rank {rank!r} is not in 0..{members - 1}", "pass our place among the members, from 0")
+        raise _invalid(f"rank {rank!r} is not in 0..{members - 1}", "pass a whole number: this member's place, from 0")
     return place, members
 
 

@@ -359,6 +359,9 @@ class Machine:
     def _build(self) -> None:
         state = self._pop()
         target = self._stack[-1]
+        if type(target) is OrderedDict and type(state) is dict and [*state] == ["_metadata"]:  # a Module's state_dict
+            vars(target).update(state)
+            return
         if id(target) not in self._theirs or isinstance(target, _SHARED):
             refuse(f"the object sets attributes of a {type(target).__name__}")
         set_state = getattr(target, "__setstate__", None)

@@ -177,7 +177,8 @@ class MultiWorld:
             port: TCP port; 0 takes a free one, of ``ports`` where they are set.
 
         Returns:
-            Its address with the real port, to be given to ``join`` here and on other members. It lives until ``close``.
+            Its address with the real port, to be given to ``join`` here and on other members. The store lives until
+            ``close``, or until nothing refers to this ``MultiWorld`` any more.
 
         Raises:
             RendezvousError: the address or port is in use or not ours.
@@ -294,7 +295,7 @@ class MultiWorld:
             return
         names = ", ".join(session.name for session in sessions) or "none"
         warnings.warn(
-            f"a MultiWorld was dropped without close(); worlds that it leaves now: {names}",
+            f"a MultiWorld was dropped without close(); it leaves its worlds now ({names}), and ends its stores",
             ResourceWarning,
             stacklevel=2,
             source=self,

@@ -144,6 +144,14 @@ def test_plain_data_arrives_without_a_word(obj: Any) -> None:
     assert type(got[0]) is type(obj)
 
 
+def test_the_state_of_a_module_arrives_with_the_versions_of_its_parts() -> None:
+    state = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)).state_dict()
+    arrived = round_trip(state)
+    assert list(arrived) == list(state)
+    assert all(torch.equal(arrived[name], value) for name, value in state.items())
+    assert arrived._metadata == state._metadata  # type: ignore[attr-defined]
+
+
 def test_many_keys_of_many_small_parts_arrive() -> None:
     obj = {tuple(bool(number >> bit & 1) for bit in range(64)): number for number in range(12_000)}
     assert round_trip(obj) == obj
