@@ -273,17 +273,15 @@ class StaleGeneration(BrokenWorldException):
 class DescriptorsExhausted(BrokenWorldException):
     """The process has too few free file descriptors for what was asked.
 
-    A collective that has begun breaks its world, since the other members are waiting; anything else leaves all worlds
-    as they were. ``join`` and ``rejoin`` raise ``RendezvousError`` with this cause.
+    A ``MultiWorld`` and a supervisor raise it when they are made; operations on CPU tensors need none. ``join`` and
+    ``rejoin`` raise ``RendezvousError`` with this cause. All worlds stay as they were.
 
     Attributes:
         limit: descriptors that the process may have.
-        used: those it has; -1 where that was not counted.
         need: those that were needed.
     """
 
     limit: int = 0
-    used: int = -1
     need: int = 1
     likely_cause = "the limit is low for the number of worlds, or descriptors leak somewhere in the process"
     what_to_do = "raise the limit (ulimit -n, LimitNOFILE= of systemd, --ulimit nofile= of containers), or close some"

@@ -33,7 +33,7 @@ def failure_of(device: str) -> DeviceFailed | None:
 
 
 def listen(device: str, lost: Lost) -> Callable[[], None]:
-    """Call ``lost`` once if ``device`` is lost, from any thread; at once if it is. Returns what takes it back."""
+    """Call ``lost`` if ``device`` is lost, from any thread, maybe twice; at once if so. Returns what takes it back."""
     with _guard:
         _listeners[device][id(lost)] = lost
         failure = _failures.get(device)
@@ -60,7 +60,8 @@ def look(device: str, error: RuntimeError) -> None:
 
 
 def report(device: str, code: int, what: str) -> DeviceFailed:
-    """``device`` returned a sticky error: tell everybody who listens. The first report counts.
+    """``device`` returned a sticky error: tell everybody who listens. The first report counts, but each one tells all:
+    who reports goes on as one whose world has ended, while the first may still be telling others.
 
     Args:
         device: in text, with its index.
@@ -68,15 +69,11 @@ def report(device: str, code: int, what: str) -> DeviceFailed:
         what: CUDA's text, of which the first line is told: torch adds advice for debuggers.
     """
     with _guard:
-        known = _failures.get(device)
-        if known is not None:
-            return known
-        first = what.partition("\n")[0]
-        failure = _failures[device] = DeviceFailed(
-            None, f"device {device} failed with CUDA error {code}: {first}", device=device, code=code
-        )
-        listeners = tuple(_listeners[device].values())
-    logger.error("%s", failure)
+        listeners, failure = tuple(_listeners[device].values()), _failures.get(device)
+        if failure is None:
+            what = f"device {device} failed with CUDA error {code}: {what.partition(chr(10))[0]}"
+            failure = _failures[device] = DeviceFailed(None, what, device=device, code=code)
+            logger.error("%s", failure)
     for lost in listeners:
         try:
             lost(failure)

@@ -346,10 +346,11 @@ class Session:
 
     def _device_lost(self, failure: DeviceFailed) -> None:
         """CUDA refuses every call of this process on the world's device. From any thread."""
-        if self.failure is None:
-            ours = failure.with_context(world=self.name, **self.membership.where())
-            self.publish(DeviceLost(**self._event(), device=failure.device, failure=ours))
-            self.break_(ours)
+        with self.lock:  # two threads may tell
+            if self.failure is None:
+                ours = failure.with_context(world=self.name, **self.membership.where())
+                self.publish(DeviceLost(**self._event(), device=failure.device, failure=ours))
+                self.break_(ours)
 
     def torch_failed(self, error: RuntimeError) -> None:
         """Torch raised ``error`` in the thread of a caller: the device may be lost, and then this world ends."""

@@ -110,7 +110,7 @@ def caught(error: MultiWorldError) -> str:
     if isinstance(error, StaleGeneration):
         return f"{text} {error.current}"
     if isinstance(error, DescriptorsExhausted):
-        return f"{text} {error.limit:d} {error.used:d} {error.need:d}"
+        return f"{text} {error.limit:d} {error.need:d}"
     rest = BackendFailed, BackendUnavailable, InvalidArgument, ObjectRefused, RendezvousError, WorldClosed, WrongContext
     return f"{text} {isinstance(error, rest)} {isinstance(error, BrokenWorldException)}"
 

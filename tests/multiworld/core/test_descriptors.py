@@ -177,12 +177,8 @@ def _drive(c: Any, store: str, squeezed: int) -> list[list[list[Outcome]]]:
 def test_without_descriptors_a_world_lives_or_fails_with_the_cause(store: str, squeezed: int) -> None:
     with cluster() as c:
         ours, _theirs = _drive(c, store, squeezed)
-    for left, outcomes in zip(LEFT, ours, strict=True):
-        for error in outcomes:
-            if not isinstance(error, str) and STEPS[squeezed] not in ("join", "rejoin"):
-                assert isinstance(error, DescriptorsExhausted), f"{left} free: {error}"
     assert [set(map(str, outcomes)) for outcomes in ours][-1] == {"fine"}, "with enough of them all goes well"
-    if STEPS[squeezed] in ("message", "abort", "leave"):
+    if STEPS[squeezed] not in ("join", "rejoin"):
         assert all(set(map(str, outcomes)) == {"fine"} for outcomes in ours), "this needs none"
 
 

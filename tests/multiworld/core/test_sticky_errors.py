@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from typing import Any
 
 import pytest
 
-from multiworld.backends import cuda
+from multiworld.backends import cuda, device_failures
 
 _GLOBAL, _RELAXED = 0, 2  # cudaStreamCaptureMode
 _UNSUPPORTED = 900  # cudaErrorStreamCaptureUnsupported
@@ -78,3 +79,29 @@ def test_what_another_thread_captures_goes_on(monkeypatch: pytest.MonkeyPatch) -
     assert cuda.sticky_error(1) == 700
     assert not runtime.spoilt
     assert runtime.mode == _GLOBAL  # of this thread, as it was
+
+
+def test_who_reports_a_loss_second_goes_on_once_its_own_world_has_heard() -> None:
+    held, told = threading.Event(), threading.Event()
+    heard = []
+
+    def holds(_: object) -> None:
+        if not held.is_set():
+            held.set()
+            assert told.wait(30)
+
+    # The listener that comes first holds the first report.
+    cancels = [device_failures.listen("cuda:7", holds), device_failures.listen("cuda:7", heard.append)]
+    first = threading.Thread(target=device_failures.report, args=("cuda:7", 700, "an illegal address"))
+    first.start()
+    try:
+        assert held.wait(30)
+        assert heard == []
+        failure = device_failures.report("cuda:7", 700, "the same, seen by another")
+        assert heard == [failure]
+    finally:
+        told.set()
+        first.join(30)
+        for cancel in cancels:
+            cancel()
+        device_failures._failures.pop("cuda:7")
