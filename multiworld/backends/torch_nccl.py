@@ -148,18 +148,23 @@ class TorchNcclDriver(DeviceDriver):
 
     def gather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, root: int, *, after: Any = None) -> Work:
         options = _options(dist.GatherOptions, rootRank=root)
-        given = (outputs, tensor), after
-        return self._launch(*given, lambda: self._group.gather(_all_known(outputs), [_known(tensor)], options))
+        return self._launch(
+            (outputs, tensor), after, lambda: self._group.gather(_all_known(outputs), [_known(tensor)], options)
+        )
 
     def scatter(self, output: torch.Tensor, tensors: Sequence[torch.Tensor], root: int, *, after: Any = None) -> Work:
         options = _options(dist.ScatterOptions, rootRank=root)
-        given = (output, tensors), after
-        return self._launch(*given, lambda: self._group.scatter([_known(output)], _all_known(tensors), options))
+        return self._launch(
+            (output, tensors), after, lambda: self._group.scatter([_known(output)], _all_known(tensors), options)
+        )
 
     def reduce_scatter(self, output: torch.Tensor, tensor: torch.Tensor, op: Any, *, after: Any = None) -> Work:
         options = _options(dist.ReduceScatterOptions, reduceOp=op)
-        call = lambda: self._group._reduce_scatter_base(_known(output), _reducible(tensor, op), options)  # noqa: E731
-        return self._launch((output, tensor), after, call)
+        return self._launch(
+            (output, tensor),
+            after,
+            lambda: self._group._reduce_scatter_base(_known(output), _reducible(tensor, op), options),
+        )
 
     def all_to_all(
         self,
@@ -170,9 +175,12 @@ class TorchNcclDriver(DeviceDriver):
         *,
         after: Any = None,
     ) -> Work:
-        rest = list(output_splits), list(input_splits), dist.AllToAllOptions()
-        given = (output, tensor), after
-        return self._launch(*given, lambda: self._group.alltoall_base(_known(output), _known(tensor), *rest))
+        splits, options = (list(output_splits), list(input_splits)), dist.AllToAllOptions()
+        return self._launch(
+            (output, tensor),
+            after,
+            lambda: self._group.alltoall_base(_known(output), _known(tensor), *splits, options),
+        )
 
     def send(self, tensor: torch.Tensor, peer: int, *, after: Any = None) -> Work:
         return self._launch(tensor, after, lambda: self._group.send([_known(tensor)], peer, 0))

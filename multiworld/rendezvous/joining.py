@@ -411,12 +411,12 @@ class Rendezvous:
             return self._cancelled() or (due and self._is_over(generation, claims))
 
         try:
-            where = config.name, generation, rank, claims, places, config.network, self._near
+            dialler = PeerDialler(config.name, generation, rank, claims, places, config.network, self._near)
             # A peer most likely has as many joins under way as this process.
             patience = lambda: STEP_SECONDS + CROWDED_STEP_SECONDS * self._job.crowd  # noqa: E731
             over = lambda: self._cancelled() or self._ledger.generation() != generation  # noqa: E731
-            rest = self._deadline, patience, given_up, over, self._unconnected
-            return (yield from Wiring(PeerDialler(*where), acceptor, *rest).connect(self._kept.among(claims)))
+            wiring = Wiring(dialler, acceptor, self._deadline, patience, given_up, over, self._unconnected)
+            return (yield from wiring.connect(self._kept.among(claims)))
         except WiringFailed as failed:
             self._complaint = acceptor.complaint() or self._complaint
             self._why = f"rank {failed.peer} joined but could not be connected to: {failed.why}"

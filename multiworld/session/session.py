@@ -91,8 +91,15 @@ class Session:
         claims: Sequence[Claim],
     ) -> None:
         self.hub, self.bus, self.config = hub, bus, config
-        limits, place = (config.op_timeout, config.max_message_bytes), (config.name, config.rank, config.size)
-        self.membership = Membership(*place, generation, config.backend, *limits)
+        self.membership = Membership(
+            config.name,
+            config.rank,
+            config.size,
+            generation,
+            config.backend,
+            config.op_timeout,
+            config.max_message_bytes,
+        )
         self.name = config.name
         self.lock = threading.RLock()
         self.state = WorldState.ACTIVE
