@@ -162,10 +162,10 @@ class LossReason(str, enum.Enum):
     Metrics use the same texts.
 
     ``EOF``: its connections ended. ``SILENCE``: it gave no sign of life within ``Heartbeat.lost_after``. ``LEFT``: it
-    left the world in good order, and an operation needs it. ``REPORTED``: another member said so, or aborted the world.
-    ``PROTOCOL``: it sent what no member can send. ``BACKEND``: NCCL failed and no member said why;
-    ``PeerLost.ranks`` is empty then. ``CANCELLED``: it cancelled a collective; ``PeerLost.ranks`` names the member that
-    did, on that member, too.
+    left the world in good order, and an operation needs it. ``REPORTED``: another member said so, aborted the world, or
+    waited for it until a deadline. ``PROTOCOL``: it sent what no member can send. ``BACKEND``: NCCL failed and no
+    member said why; ``PeerLost.ranks`` is empty then. ``CANCELLED``: it cancelled a collective; ``PeerLost.ranks``
+    names the member that did, on that member, too.
     """
 
     EOF = "eof"
@@ -231,9 +231,12 @@ class OpTimeout(BrokenWorldException, TimeoutError):
 
     Attributes:
         timeout: the deadline that passed, in seconds.
+        ranks: the ranks that it waited for, ascending; our own where only our backend was waited for. The others get
+            ``PeerLost`` with these.
     """
 
     timeout: float = 0.0
+    ranks: tuple[int, ...] = ()
     likely_cause = "a peer is alive but does not take part: it is slow, deadlocked, or calls another operation"
     what_to_do = (
         "call rejoin(): the deadline broke the world; then raise timeout= or op_timeout=, or look at what the peer "

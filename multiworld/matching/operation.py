@@ -506,6 +506,9 @@ class BatchOperation(Operation):
     def loans(self) -> list[torch.Tensor]:
         return [memory for one in self.operations for memory in one.loans()]
 
+    def awaits(self) -> tuple[int, ...]:
+        return tuple({rank for one in self.operations if not one.done for rank in one.awaits()})
+
     def waiting_for(self) -> str:
         return ", ".join(one.waiting_for() for one in self.operations if not one.done)
 

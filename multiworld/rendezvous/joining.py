@@ -23,6 +23,7 @@ from multiworld.process.join_threads import CROWD_SECONDS, JoinJob, Pause, Steps
 from multiworld.rendezvous.ledger import BY_ROSTER, Claim, Ledger
 from multiworld.rendezvous.renewal import Kept
 from multiworld.rendezvous.wiring import (
+    ALIVE_SECONDS,
     HandshakeAcceptor,
     Incompatible,
     PeerDialler,
@@ -31,13 +32,14 @@ from multiworld.rendezvous.wiring import (
     WiringFailed,
     alive,
     answer_presence,
+    dial,
     presence,
 )
 from multiworld.store.client import SILENT, Cancelled, Deadline, StoreClient, StoreFailed
 from multiworld.store.sources import StoreSource
 from multiworld.transport.descriptors import cause_of, descriptor_shortage, system_message
 from multiworld.transport.endpoint import Endpoint
-from multiworld.transport.greeting import PROTOCOL, GreetingError, Reason, versions
+from multiworld.transport.greeting import PROTOCOL, GreetingError, Hello, Reason, Role, versions
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05
 ALIVE_CHECK_SECONDS = 1.0
@@ -56,15 +58,13 @@ _OTHER_FILE = "pass the path of a file that every member can write, in a folder 
 
 def store_silent(where: object, complaint: GreetingError | None) -> RendezvousError:
     """The error for a store that does not answer. If this process hosts it, it may be busy with peers it refuses."""
-    failed = StoreFailed("does not answer", SILENT)
-    if complaint is not None:
-        what = f"does not answer; this process refused a peer that {complaint.what}"
-        failed = StoreFailed(what, complaint.cause, complaint.remedy)
-    return _store_failed(where, failed)
+    return _store_failed(where, StoreFailed("does not answer", SILENT), complaint)
 
 
-def _store_failed(where: object, failed: StoreFailed) -> RendezvousError:
-    return RendezvousError(what=f"the store {where} {failed.what}", cause=failed.cause, remedy=failed.remedy)
+def _store_failed(where: object, failed: StoreFailed, complaint: GreetingError | None = None) -> RendezvousError:
+    why, what = complaint or failed, f"the store {where} {failed.what}"
+    what += f"; this process refused a peer that {complaint.what}" if complaint else ""
+    return RendezvousError(what=what, cause=why.cause, remedy=why.remedy)
 
 
 def _waker(job: JoinJob[Any]) -> Callable[[], None]:
@@ -144,6 +144,7 @@ class Rendezvous:
         self._why = "the other members have not joined"
         #: why we refused a peer that may be a member; part of the message when the others do not join in time
         self._complaint: GreetingError | None = None
+        self._acceptor: HandshakeAcceptor | None = None
         #: generations that we ended for all; others may still read them until the next one is complete
         self._abandoned: list[int] = []
         #: when we first met a generation that goes by a roster; 0 before
@@ -205,9 +206,7 @@ class Rendezvous:
         except MultiWorldError:
             raise
         except StoreFailed as failed:
-            if failed.cause == SILENT:
-                raise self._silent() from None
-            raise _store_failed(self._source.where, failed) from None
+            raise _store_failed(self._source.where, failed, self._found_complaint()) from None
         except Cancelled:
             self._fail_cancelled()
         except ValueError as error:
@@ -219,8 +218,9 @@ class Rendezvous:
         except RuntimeError as error:  # torch's own are all of this kind
             self._fail(f"the store {self._source.where} failed: {error}", "its host ended, or is cut off", error)
 
-    def _silent(self) -> RendezvousError:
-        return store_silent(self._source.where, self._source.complaint(self._started))
+    def _found_complaint(self) -> GreetingError | None:
+        ours = None if self._acceptor is None else self._acceptor.complaint()
+        return ours or self._complaint or self._source.complaint(self._started)
 
     def _open_endpoint(self, address: str) -> Endpoint:
         try:
@@ -294,13 +294,14 @@ class Rendezvous:
         place, places = yield from self._place(generation)
         incarnation = secrets.token_hex(8)
         where = config.name, generation, place, places, incarnation
-        acceptor = HandshakeAcceptor(self._endpoint, *where, withdrawn=self._cancelled, on_arrival=_waker(self._job))
+        self._acceptor = acceptor = HandshakeAcceptor(self._endpoint, *where, self._cancelled, _waker(self._job))
         try:
             claims = yield from self._gather(generation, incarnation)
             order = sorted(claims)
             rank, members = order.index(place), tuple(map(claims.__getitem__, order))
             wires = yield from self._wire(generation, rank, members, order, acceptor)
         except BaseException:
+            self._complaint = self._found_complaint()
             acceptor.close()
             raise
         self._clean_up(generation, rank)
@@ -320,8 +321,17 @@ class Rendezvous:
                 self._move_on(generation)
             raise Moved
         if size != config.size:
+            self._tell_size(generation, size)
             self._refuse_size(generation, size)
         return config.rank, size
+
+    def _tell_size(self, generation: int, size: int) -> None:
+        """Tell those who wait which size we have: the store, where they could be told, may end with this process."""
+        config = self._config
+        for claim in self._ledger.claims(generation, range(size)).values():
+            hello = Hello(Role.SIZE, config.name, generation, config.rank, config.size, claim.incarnation)
+            with contextlib.suppress(OSError):
+                dial(claim, hello, config.network, min(ALIVE_SECONDS, self._deadline - time.monotonic())).close()
 
     def _gather(self, generation: int, incarnation: str) -> Steps[dict[int, Claim]]:
         """Claim our place, and wait for the claims of the others; those of all members, by place."""
@@ -418,7 +428,6 @@ class Rendezvous:
             wiring = Wiring(dialler, acceptor, self._deadline, patience, given_up, over, self._unconnected)
             return (yield from wiring.connect(self._kept.among(claims)))
         except WiringFailed as failed:
-            self._complaint = acceptor.complaint() or self._complaint
             self._why = f"rank {failed.peer} joined but could not be connected to: {failed.why}"
             self._check_time()
             self._move_on(generation)
@@ -458,10 +467,10 @@ class Rendezvous:
         if self._cancelled():
             self._fail_cancelled()
         if time.monotonic() > self._deadline and not self._reached:  # other joins wait for it, too
-            raise self._silent()
+            raise store_silent(self._source.where, self._found_complaint())
         if time.monotonic() > self._deadline:
             late = f"not assembled within {self._config.join_timeout} s"
-            complaint = self._complaint or self._source.complaint(self._started)
+            complaint = self._found_complaint()
             if complaint is not None:
                 what = f"{late}: {self._why}; this process refused a peer that {complaint.what}"
                 self._fail(what, complaint.cause, remedy=complaint.remedy)

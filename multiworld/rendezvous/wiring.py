@@ -29,7 +29,7 @@ from multiworld.rendezvous.ledger import Claim
 from multiworld.rendezvous.renewal import HeldLanes, mark_of
 from multiworld.transport.descriptors import descriptor_shortage
 from multiworld.transport.endpoint import Endpoint, Taker
-from multiworld.transport.greeting import GreetingError, Hello, Reason, Role
+from multiworld.transport.greeting import GreetingError, Hello, Reason, Role, refusal
 from multiworld.transport.handshake import greet
 from multiworld.transport.lines import Lines
 from multiworld.transport.sockets import connected, connected_here
@@ -160,6 +160,9 @@ class HandshakeAcceptor:
             return "this process is not that member"
         if hello.role is Role.PROBE:
             return socket.socket.close
+        if hello.role is Role.SIZE:
+            what = f"joins as rank {hello.sender} of {hello.to}, not of {self._size}"
+            raise GreetingError(Reason.SIZE, what, refusal(Reason.SIZE, "has another size"), hello)
         if hello.role is Role.DOOR:
             return self.knock or "no newcomer is taken in here"
         if hello.to != self._me:

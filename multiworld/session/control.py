@@ -8,7 +8,7 @@ import threading
 from collections.abc import Collection, Iterable
 from typing import Any, Final, Protocol
 
-from multiworld.errors import BrokenWorldException, LossReason, PeerLost
+from multiworld.errors import BrokenWorldException, LossReason, OpTimeout, PeerLost
 from multiworld.liveness.monitor import watched_by
 from multiworld.liveness.peer import TcpInfo, tcp_info
 from multiworld.matching.membership import Membership
@@ -108,9 +108,8 @@ class Control:
 
         All notice the end of a process, and one that has told all of it is enough.
         """
-        lost = error if isinstance(error, PeerLost) else None
-        ranks = [self._session.membership.rank] if lost is None else list(lost.ranks)
-        how = None if lost is None else lost.how.value
+        ranks = list(error.ranks) if isinstance(error, (PeerLost, OpTimeout)) else [self._session.membership.rank]
+        how = error.how.value if isinstance(error, PeerLost) else None
         said = {"ranks": ranks, "what": error.what, "kind": type(error).__name__, "how": how, "orderly": orderly}
         message = {"say": "break", **said}
         if how == LossReason.EOF:  # which is noticed in the hub's thread
@@ -245,7 +244,7 @@ class Control:
             if message.get("how") == LossReason.CANCELLED:
                 how, cause = LossReason.CANCELLED, CANCELLED_CAUSE
             elif us.rank in ranks:
-                cause = "this process was silent for the others: stopped, starved or cut off"
+                cause = "the others waited for this process: it was stopped, starved or cut off, or took no part"
             error = PeerLost(us.name, what, cause=cause, ranks=ranks, how=how, **us.where())
             # Told on: who hears of us first must not take our closing for the cause.
             if message.get("orderly") is True:

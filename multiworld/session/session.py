@@ -209,8 +209,9 @@ class Session:
 
     def _time_out(self, operation: Operation) -> None:
         what = f"{operation.name} was not done within {operation.timeout} s, waiting for {operation.waiting_for()}"
+        ranks = tuple(sorted(operation.awaits())) or (self.membership.rank,)
         where = self.membership.where(operation.name)
-        self.break_(OpTimeout(self.name, what, timeout=operation.timeout, **where))
+        self.break_(OpTimeout(self.name, what, timeout=operation.timeout, ranks=ranks, **where))
 
     # lanes
 

@@ -44,7 +44,8 @@ WARNING_SECONDS: Final = 10.0
 
 #: takes a connection over, or closes it
 Taker: TypeAlias = Callable[[socket.socket], None]
-#: answers a hello for a world and generation: what takes the connection over, or why it is refused
+#: answers a hello for a world and generation: what takes the connection over, or why it is refused; raises
+#: ``GreetingError`` for what its member is to be told as well
 Answerer: TypeAlias = "Callable[[Hello], Taker | str]"
 #: world, generation, incarnation
 Member: TypeAlias = tuple[str, int, str]
@@ -106,7 +107,7 @@ class Endpoint:
         self._complaints.pop((world, generation, incarnation), None)
 
     def complaint(self, world: str, generation: int, incarnation: str) -> GreetingError | None:
-        """Why a peer that wanted this member was refused: another secret, another protocol."""
+        """Why a peer that wanted this member was refused: another secret, protocol or size."""
         return self._complaints.get((world, generation, incarnation))
 
     def close(self) -> None:
@@ -204,13 +205,12 @@ class Endpoint:
             return
         try:
             turn = visitor.acceptor.take(data)
+            if turn.hello is not None:
+                self._introduce(visitor, turn.hello)
+            elif turn.send and not _sent(visitor.sock, turn.send):
+                self._dismiss(visitor)
         except GreetingError as error:
             self._dismiss(visitor, self._answer_to(error, visitor))
-            return
-        if turn.hello is not None:
-            self._introduce(visitor, turn.hello)
-        elif turn.send and not _sent(visitor.sock, turn.send):
-            self._dismiss(visitor)
 
     def _introduce(self, visitor: _Visitor, hello: Hello) -> None:
         answerer = self._answerers.get(_member(hello))

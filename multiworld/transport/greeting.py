@@ -41,6 +41,7 @@ class Role(enum.Enum):
     PULSE = "pulse"  #: heartbeats
     STORE = "store"  #: requests to a store
     DOOR = "door"  #: a newcomer waits to be taken in
+    SIZE = "size"  #: a process was refused that joins with another size
 
 
 class Reason(enum.Enum):
@@ -49,6 +50,7 @@ class Reason(enum.Enum):
     GARBAGE = "garbage"  #: sent something other than a greeting
     VERSION = "version"  #: the other side speaks another protocol
     SECRET = "secret"  # noqa: S105 - a name. One side has no secret, or another one
+    SIZE = "size"  #: the other side joins with another size
     REFUSED = "refused"  #: the other side understood, and does not want this connection
     HUNG_UP = "hung-up"  #: the other side closed the connection without an answer
 
@@ -63,6 +65,7 @@ _REMEDIES: Final = {
         "secret= or MULTIWORLD_SECRET differs between the members, or only one of them has it",
         "give all members the same secret, or none",
     ),
+    Reason.SIZE: ("size= differs between the members", "give all members the same size"),
     Reason.REFUSED: ("the member has left, or was replaced", "join again"),
     Reason.HUNG_UP: ("the process ended, or was flooded with connections", "join again"),
 }
@@ -83,7 +86,7 @@ class GreetingError(ConnectionError):
         self.reason = reason
         self.cause, self.remedy = _REMEDIES[reason]
         #: whether the same two processes would fail again
-        self.lasting = reason in (Reason.VERSION, Reason.SECRET)
+        self.lasting = reason in (Reason.VERSION, Reason.SECRET, Reason.SIZE)
         self.what = what
         self.answer = answer
         self.hello = hello
@@ -96,6 +99,7 @@ class Hello:
     Attributes:
         generation: of the world, from 1.
         sender: rank of the dialler, -1 if it is not a member.
+        to: rank of the acceptor; of ``Role.SIZE`` the dialler's size.
         incarnation: of the acceptor's claim.
     """
 

@@ -166,7 +166,8 @@ class Played(Reassembly):
 
     def __init__(self, actor: Actor, roll: Roll) -> None:
         self._actor = actor
-        endpoint: Any = SimpleNamespace(address="127.0.0.1", port=1, local="", expect=_nothing, forget=_nothing)
+        silent = dict.fromkeys(("expect", "forget", "complaint"), _nothing)
+        endpoint: Any = SimpleNamespace(address="127.0.0.1", port=1, local="", **silent)
         source: Any = SimpleNamespace(address="127.0.0.1", where="the model", complaint=lambda _: None)
         config = WorldConfig("w", -1, 0, join_timeout=1e9, identity=actor.identity)
         job: Any = JoinJob(JoinThreads(), _nothing)

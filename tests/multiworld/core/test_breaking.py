@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 import torch
 from procs import cluster, wait_until
 
-from multiworld import BrokenWorldException, MultiWorld, OpTimeout, PeerLost, WorldClosed, WorldState
+from multiworld import P2P, BrokenWorldException, MultiWorld, OpTimeout, PeerLost, World, WorldClosed, WorldState
 from multiworld.lab.context import Context
 
 
@@ -115,35 +116,47 @@ def test_a_peer_that_holds_its_gil_is_not_lost(store: str) -> None:
     assert "PeerSuspected" not in events
 
 
-def _times_out(context: Context, store: str) -> dict[str, Any]:
+#: each waits for rank 1
+LATE: dict[str, Callable[[World], Any]] = {
+    "recv": lambda w: w.sync.recv(torch.zeros(1), 1, timeout=0.3),
+    "batch": lambda w: w.sync.batch_p2p([P2P("recv", torch.zeros(1), 1)], timeout=0.3),
+    "barrier": lambda w: w.group([0, 1]).sync.barrier(timeout=0.3),
+}
+
+
+def _times_out(context: Context, store: str, operation: str) -> dict[str, Any]:
     with MultiWorld() as mw:
-        w = mw.sync.join("w", 0, 2, store=store)
+        w = mw.sync.join("w", 0, 3, store=store)
         started = time.monotonic()
         with pytest.raises(OpTimeout) as caught:
-            w.sync.recv(torch.zeros(1), 1, timeout=0.3)
+            LATE[operation](w)
         took = time.monotonic() - started
         with pytest.raises(OpTimeout):
             w.sync.barrier()
-        return {"took": took, "text": str(caught.value), "state": w.state}
+        return {"took": took, "text": str(caught.value), "ranks": caught.value.ranks, "state": w.state}
 
 
-def _told(context: Context, store: str) -> tuple[str, tuple[int, ...], str]:
+def _told(context: Context, store: str, rank: int) -> PeerLost:
     with MultiWorld() as mw:
-        w = mw.sync.join("w", 1, 2, store=store)
+        w = mw.sync.join("w", rank, 3, store=store)
         with pytest.raises(PeerLost) as caught:
             w.sync.recv(torch.zeros(1), 0, tag=3)
-        return caught.value.how, caught.value.ranks, str(caught.value)
+        return caught.value
 
 
-def test_a_passed_deadline_breaks_the_world_on_both_sides(store: str) -> None:
+@pytest.mark.parametrize("operation", LATE)
+def test_a_passed_deadline_breaks_the_world_and_all_learn_who_was_waited_for(store: str, operation: str) -> None:
     with cluster() as c:
-        late, told = c.start(_times_out, store), c.start(_told, store)
-        outcome, (how, ranks, text) = late.result(), told.result()
+        late = c.start(_times_out, store, operation)
+        told = [c.start(_told, store, rank) for rank in (1, 2)]
+        outcome, errors = late.result(), [one.result() for one in told]
     assert 0.3 <= outcome["took"] < 5
-    assert outcome["state"] is WorldState.BROKEN
-    assert "rank 1 to send" in outcome["text"]
-    assert (how, ranks) == ("reported", (0,))
-    assert "not done within 0.3 s" in text
+    assert (outcome["state"], outcome["ranks"]) == (WorldState.BROKEN, (1,))
+    assert re.search(r"rank 1 to send|ranks \[1\] to call it", outcome["text"])
+    for error in errors:
+        assert (error.how, error.ranks) == ("reported", (1,))
+        assert "not done within 0.3 s" in error.what
+    assert "took no part" in errors[0].cause
 
 
 def _aborts(context: Context, store: str) -> str:

@@ -14,8 +14,11 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from procs import wait_until
 
 from multiworld import MultiWorld, RendezvousError, TcpStoreAddress
+from multiworld.rendezvous.ledger import Ledger
+from multiworld.store.client import Deadline, StoreClient
 
 SOON = 5.0
 SECRET = "s3cret"  # noqa: S105 - of this test
@@ -84,6 +87,25 @@ def test_a_host_whose_guests_were_refused_says_so_when_they_do_not_come(
     assert refused.value.__cause__ is None, "a chain of inner errors is no help for a wrong setting"
     for text in (caught.value.remedy, caplog.text):
         assert "give all members the same secret" in text
+
+
+@pytest.mark.parametrize("goes", [True, False], ids=["the store goes", "the store stays"])
+def test_who_waits_is_told_of_another_size(goes: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Who is refused may host the store, and end with it."""
+    with MultiWorld() as waits, MultiWorld() as host, ThreadPoolExecutor(1) as pool:
+        store = host.serve_store()
+        waiting = pool.submit(waits.sync.join, "w", 1, 3, store=store, join_timeout=2.0)
+        ledger = Ledger(StoreClient.connect(store, Deadline(time.monotonic() + SOON)), "w")
+        wait_until(lambda: ledger.claimed(1, 1) is not None, SOON, "it does not come")
+        with pytest.raises(RendezvousError, match="has size 3 in generation 1, not 2"):
+            host.sync.join("w", 0, 2, store=store, join_timeout=30)
+        assert "it joins as rank 0 of 2, not of 3; likely cause: size=" in caplog.text
+        if goes:
+            host.sync.close()
+        words = "the store .* (cannot be reached|hung up)" if goes else "rank 0, 2 has not joined"
+        with pytest.raises(RendezvousError, match=f"{words}.* joins as rank 0 of 2, not of 3") as caught:
+            waiting.result()
+    assert "size=" in caught.value.cause
 
 
 def test_members_with_a_secret_meet_at_a_store_of_torchs(tcp_store: str) -> None:
