@@ -5,17 +5,19 @@ from __future__ import annotations
 import errno
 import gc
 import importlib
+import itertools
 import pkgutil
 import subprocess
 import sys
 from collections.abc import Callable
 
 import typer
+from typer.core import TyperCommand, TyperOption
 
 import build.commands
 from build import signals
 from build.console import err_console, log
-from build.errors import EnvironmentUnfitError, ToolError
+from build.errors import EnvironmentUnfitError, ToolError, UsageError
 from build.process import kill_all
 
 EXIT_INTERRUPTED = 130
@@ -30,6 +32,18 @@ _REMEDIES = {
     errno.EIO: "the disk cannot be read: name a folder on another one",
     errno.EROFS: "name a folder on a file system that can be written",
 }
+
+
+class Command(TyperCommand):
+    """A command that refuses an option given twice, of which the first value would be lost without a word."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        words = list(itertools.takewhile(lambda word: word != "--", args))
+        for option in self.params:
+            once = isinstance(option, TyperOption) and not (option.multiple or option.is_flag)
+            if once and sum(word.partition("=")[0] in option.opts for word in words) > 1:
+                raise UsageError(f"{option.opts[0]} is given twice", remedy="give it once")
+        return super().parse_args(ctx, args)
 
 
 def _interrupted() -> int:
@@ -52,7 +66,7 @@ def _app(first: str) -> typer.Typer:
     names = [module.name for module in pkgutil.iter_modules(build.commands.__path__)]
     wanted = first.replace("-", "_")
     for name in [wanted] if wanted in names else names:
-        app.command()(getattr(importlib.import_module(f"build.commands.{name}"), name))
+        app.command(cls=Command)(getattr(importlib.import_module(f"build.commands.{name}"), name))
     if not gc.isenabled():  # `python -m build` turns it off until then: what is loaded stays
         gc.freeze()
         gc.enable()
@@ -99,7 +113,7 @@ def only(command: Callable[..., None]) -> Callable[[], typer.Typer]:
 
     def make() -> typer.Typer:
         app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        app.command()(command)
+        app.command(cls=Command)(command)
         return app
 
     return make

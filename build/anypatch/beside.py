@@ -75,6 +75,9 @@ def overlays(path: Path) -> tuple[Present, ...]:
         raise UsageError(f"--beside {path}: no such file or folder", remedy="give a wheel, or an environment")
     found = []
     with _tops(path) as tops:
+        if path.is_dir() and not any(item.suffix == ".dist-info" for top in tops for item in top.iterdir()):
+            remedy = "give a wheel file, or the folder of an environment"
+            raise UsageError(f"--beside {path}: nothing is installed there", remedy=remedy)
         for top in tops:
             made = _records(top)
             for library in (item for pattern in _PLACES for item in sorted(top.glob(pattern))):

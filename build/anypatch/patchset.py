@@ -47,7 +47,8 @@ def load(path: Path) -> tuple[PatchFile, ...]:
         PatchError: a file is not a patch, or changes nothing.
     """
     if not path.exists():
-        raise UsageError(f"--patches {path}: no such file or folder", remedy="give a patch file or a folder of them")
+        what = f"--patches {path.absolute()}: no such file or folder"
+        raise UsageError(what, remedy="give a patch file or a folder of them")
     files = [path]
     if path.is_dir():
         files = sorted(item for item in path.iterdir() if item.suffix in (".patch", ".diff"))

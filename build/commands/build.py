@@ -52,7 +52,9 @@ def build(
     patches: Annotated[Path | None, typer.Option(help="your patch, or a folder of them, instead of the series")] = None,
     from_branch: Annotated[str, typer.Option(help="PATH@REV: your commits since the release's tag")] = "",
     label: Annotated[str, typer.Option(help="what the version of the wheels of your patches ends with")] = "",
-    include: Annotated[list[Path] | None, typer.Option(help="folder of headers, e.g. of a submodule")] = None,
+    include: Annotated[
+        list[Path] | None, typer.Option(exists=True, file_okay=False, help="folder of headers, e.g. of a submodule")
+    ] = None,
     define: Annotated[list[str] | None, typer.Option(help="NAME=1 or NAME=0: how the wheel was built")] = None,
     beside: Annotated[Path | None, typer.Option(help="wheel or environment that may have an overlay")] = None,
     most_units: Annotated[int, typer.Option(help="units that may be compiled for one changed header")] = MOST_UNITS,

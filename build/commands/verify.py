@@ -27,7 +27,9 @@ def verify(
     source: Annotated[Path | None, typer.Option(help="checkout, tarball or folder with the release's sources")] = None,
     patches: Annotated[Path | None, typer.Option(help="your patches that it was made of, as for the build")] = None,
     from_branch: Annotated[str, typer.Option(help="PATH@REV: likewise your commits")] = "",
-    include: Annotated[list[Path] | None, typer.Option(help="folder of headers, as for the build")] = None,
+    include: Annotated[
+        list[Path] | None, typer.Option(exists=True, file_okay=False, help="folder of headers, as for the build")
+    ] = None,
     most_units: Annotated[int, typer.Option(help="as for the build")] = MOST_UNITS,
     extensions_rebuilt: Annotated[bool, typer.Option("--extensions-rebuilt", help="as for the build")] = False,
     rebuild: Annotated[bool, typer.Option(help="build the wheel again and compare")] = True,

@@ -35,7 +35,7 @@ def wheelhouse(
     key: Annotated[Path | None, typer.Option(help=f"ed25519 private key (PEM), default ${KEY}; else unsigned")] = None,
     sigstore: Annotated[bool, typer.Option("--sigstore", help="sign as this CI job, by sigstore")] = False,
     builder: Annotated[str, typer.Option(help="URI of who built the wheels, default this CI job")] = "",
-    days: Annotated[int, typer.Option(help="for how long readers may believe it")] = DAYS,
+    days: Annotated[int, typer.Option(min=1, help="for how long readers may believe it")] = DAYS,
     mirror: Annotated[bool, typer.Option("--mirror", help="with all dependencies, for hosts without network")] = False,
     assets: Annotated[str, typer.Option(help="where wheels of more than 100 MB are served instead")] = "",
 ) -> None:

@@ -93,6 +93,8 @@ def port_release(request: Request) -> PortReport:
         UsageError: no release to start from, or no port to continue.
         ToolError: as the stages raise; the series on disk is then unchanged.
     """
+    if request.action in (Action.CONTINUE, Action.DROP) and not waits(request.state):
+        raise UsageError(f"no port waits in {request.state}", remedy="start one without --continue")
     manifest = manifests.load(request.folder)
     done = _finished(request, manifest)
     if done is not None:

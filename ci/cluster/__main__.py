@@ -65,6 +65,8 @@ def install(
     names = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
     if bool(names) + bool(lock) + bool(roll_back) + status != 1:
         raise UsageError("name one of these: what to install, --lock, --roll-back or --status")
+    if not re.fullmatch("[1-9][0-9]*|([1-9][0-9]?|100)%", serial):
+        raise UsageError(f"--serial {serial!r} is no number of hosts, nor a percent of them", remedy="e.g. 5, or 20%")
     believed = signer.named(key, identity, issuer, trusted_root)
     if not names and (believed.name or index or wheels):
         remedy = "name NAME==VERSION instead of --lock, --roll-back or --status, or leave them out"

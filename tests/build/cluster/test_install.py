@@ -328,6 +328,9 @@ def _command(pid: int) -> bytes:
         (["x", "--status", "--hosts", "a"], "name one of these"),
         (["torch multiworld", "--hosts", "a"], "cannot be installed"),
         (["x", "--hosts", "a", "--wheels", "."], "has no wheels"),
+        (["x", "--hosts", "a", "--serial", "0"], "is no number of hosts"),
+        (["x", "--hosts", "a", "--serial", "101%"], "is no number of hosts"),
+        (["x", "--hosts", "a", "--prefix", "/a", "--prefix", "/b"], "--prefix is given twice"),
         (["x", "--hosts", "a", "--wheels", "odd"], "something else that is called so"),
     ],
 )

@@ -96,6 +96,10 @@ def test_an_unknown_release_names_the_nearest_first(tmp_path: Path) -> None:
     [
         (["build"], "Missing argument"),
         (["build", "2.6.0", "--no-such-option"], "No such option"),
+        (["build", "2.6.0", "--patches", "a", "--patches=b"], "--patches is given twice"),
+        (["build", "2.6.0", "--include", "no-such-folder"], "no-such-folder"),
+        (["wheelhouse", "--days", "0"], "--days"),
+        (["regenerate-patch", "2.9.1", "--continue"], "no port waits"),
         (["no-such-command"], "No such command"),
     ],
 )
