@@ -76,7 +76,7 @@ def checked_config(
         if not isinstance(name, str) or not name or "\n" in name:
             raise _invalid(f"{name!r} is not a valid name for a world", "pass a non-empty string in one line")
         if len(json.dumps(name)) > MAX_NAME_BYTES:
-            raise _invalid(f"a name of {len(name)} characters is too long", f"its limit is {MAX_NAME_BYTES}")
+            raise _invalid(f"a name of {len(name)} characters is too long", f"pass at most {MAX_NAME_BYTES}")
     with told_of(name, whole_number(rank)):
         if not isinstance(grow, bool):
             raise _invalid(f"grow is {grow!r}", "pass True or False")
